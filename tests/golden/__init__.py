@@ -1,0 +1,1 @@
+"""Golden vectors against our functions: ``python -m tests.golden DIR [--set NAME]``."""

@@ -1,0 +1,1 @@
+"""One module per set, named as the set, with ``check(case) -> str | None`` (None: passed, else what differed)."""
