@@ -1,0 +1,1 @@
+"""Who owns which rows: context-parallel, decode-context and tensor-parallel arithmetic."""
