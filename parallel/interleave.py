@@ -137,7 +137,7 @@ class Zigzag:
 
 
 def zigzag(extend_lens: Sequence[int], prefix_lens: Sequence[int], cp_size: int) -> Zigzag:
-    """Layout of a step, `extend_lens` new tokens after `prefix_lens` cached ones. ValueError where it does not apply."""
+    """Layout of `extend_lens` new tokens after `prefix_lens` cached ones. ValueError where it does not apply."""
     if not zigzag_applies(extend_lens, cp_size):
         raise ValueError(
             f"zigzag over {cp_size} ranks needs at least {2 * cp_size} tokens in each request, got {list(extend_lens)}"
