@@ -117,7 +117,9 @@ def run_set(name: str, cases: list[Case]) -> bool | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code (2 for bad usage, by argparse)."""
-    parser = argparse.ArgumentParser(prog="python -m tests.golden", description="Run golden sets against our functions.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.golden", description="Run golden sets against our functions."
+    )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder with files <set>_*.json")
     parser.add_argument("--set", dest="names", action="append", metavar="NAME", help="only this set (may be repeated)")
     args = parser.parse_args(argv)

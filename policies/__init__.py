@@ -1,0 +1,1 @@
+"""What a policy is, which ones are known, and how a third party brings one."""
