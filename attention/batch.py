@@ -1,0 +1,88 @@
+"""The plan of one forward pass: which query rows belong to which request, and where its context lies.
+
+    query rows   | request 0 | request 1 |  ...      row i of request r: start = query_start[r], stop = query_start[r+1]
+    context      [0 .......... seq_lens[r])            position(i) = seq_lens[r] - (stop - i)
+    pages        page_table[r] = [7, 2, 9, ...]        slot(p)     = page_table[r, p // 64] * 64 + p % 64
+
+A decode step is R requests of one row each, a prefill is one request of many rows, a mixed batch is both; the
+functions of ``attention`` do not ask which it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PAGE_SIZE = 64
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """Requests of one forward pass; all tensors int32, contiguous, on the CPU.
+
+    Args:
+        query_start: [R + 1], ascending from 0; rows past ``query_start[R]`` are padding.
+        seq_lens: [R], context length of each request after this pass, new rows included.
+        page_table: [R, max_pages], physical page of each 64 positions; entries past the context are not read.
+        page_size: tokens a page, 64.
+
+    Raises:
+        ValueError: naming the field, for a wrong dtype, shape, order or a context that the table does not cover.
+    """
+
+    query_start: Tensor
+    seq_lens: Tensor
+    page_table: Tensor
+    page_size: int = PAGE_SIZE
+
+    def __post_init__(self) -> None:
+        if self.page_size != PAGE_SIZE:
+            raise ValueError(f"page_size: {self.page_size}; only {PAGE_SIZE} is supported")
+        for name, dims in (("query_start", 1), ("seq_lens", 1), ("page_table", 2)):
+            value: Tensor = getattr(self, name)
+            if value.dtype != torch.int32 or value.dim() != dims or not value.is_contiguous() or value.is_cuda:
+                raise ValueError(f"{name}: a contiguous int32 CPU tensor of {dims} dimension(s) is needed")
+        requests = self.seq_lens.shape[0]
+        if self.query_start.shape[0] != requests + 1:
+            raise ValueError(f"query_start: {self.query_start.shape[0]} entries for {requests} requests")
+        if self.page_table.shape[0] != requests:
+            raise ValueError(f"page_table: {self.page_table.shape[0]} rows for {requests} requests")
+        if int(self.query_start[0]) != 0:
+            raise ValueError("query_start: must start at 0")
+        if requests == 0:
+            return
+        queries = self.query_start.diff()
+        if int(queries.min()) < 0:
+            raise ValueError("query_start: must not descend")
+        if bool((self.seq_lens < queries).any()):
+            raise ValueError("seq_lens: shorter than the query rows of its request")
+        if int(self.seq_lens.max()) > self.page_table.shape[1] * self.page_size:
+            raise ValueError(
+                f"page_table: {self.page_table.shape[1]} pages do not hold {int(self.seq_lens.max())} tokens"
+            )
+
+    @property
+    def requests(self) -> int:
+        """Number of requests R."""
+        return self.seq_lens.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Number of query rows that belong to a request."""
+        return int(self.query_start[-1])
+
+    def row_requests(self) -> Tensor:
+        """Request of each row, int64 [rows]."""
+        return torch.repeat_interleave(torch.arange(self.requests), self.query_start.diff().long())
+
+    def row_positions(self) -> Tensor:
+        """Absolute position of each row, int64 [rows]."""
+        owner = self.row_requests()
+        return self.seq_lens.long()[owner] - self.query_start.long()[1:][owner] + torch.arange(self.rows)
+
+    def context_slots(self, request: int) -> Tensor:
+        """Cache slots of positions 0 to ``seq_lens[request] - 1``, int64."""
+        position = torch.arange(int(self.seq_lens[request]))
+        return self.page_table[request].long()[position // self.page_size] * self.page_size + position % self.page_size

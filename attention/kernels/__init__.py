@@ -1,0 +1,66 @@
+"""The arithmetic of attention, one module a way of doing it, and the choice between them.
+
+select(batch, q, head_weights, cache, topk, scratch, out)                  indexer scores and top-k
+attend(batch | None, q_nope, q_rope, cache, ids, scale, scratch, out, lse) sparse MLA
+
+cpu        compiled; bounded scratch; the same bits for a row in whatever batch it runs
+reference  plain torch; what the other is measured against
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from attention.batch import AttentionBatch
+from attention.layouts import IndexCache, LatentCache
+from attention.scratch import Scratch
+
+NAMES = ("cpu", "reference")
+
+
+class Kernels(Protocol):
+    """What a kernel module offers. Arguments are checked by the caller; ``out`` and ``lse`` are filled in whole."""
+
+    def select(
+        self,
+        batch: AttentionBatch,
+        q: Tensor,
+        head_weights: Tensor,
+        cache: IndexCache,
+        topk: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None: ...
+
+    def attend(
+        self,
+        batch: AttentionBatch | None,
+        q_nope: Tensor,
+        q_rope: Tensor,
+        cache: LatentCache,
+        ids: Tensor,
+        scale: float,
+        scratch: Scratch,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None: ...
+
+
+_active: Kernels | None = None
+
+
+def use(name: str) -> Kernels:
+    """Make the named module the active one and return it. Raises ``ValueError`` for an unknown name."""
+    global _active
+    if name not in NAMES:
+        raise ValueError(f"kernels: {name!r} is unknown; known: {', '.join(NAMES)}")
+    _active = cast(Kernels, import_module(f"attention.kernels.{name}"))
+    return _active
+
+
+def active() -> Kernels:
+    """The module in use; ``reference`` until ``use`` is called."""
+    return _active or use("reference")
