@@ -107,8 +107,8 @@ def _parts(rows: int) -> Iterator[slice]:
 
 def _paged(local: Ints, request: Int32s | Ints, paged: PagedRows) -> Ints:
     block, offset = np.divmod(local, paged.block_size)
-    ids: Ints = paged.block_table[request[:, None], block].astype(np.int64)
-    return ids * paged.block_stride + offset
+    rows: Ints = paged.block_table[request[:, None], block].astype(np.int64) * paged.block_stride + offset
+    return rows
 
 
 def _compact(rows: Int32s, counts: Int32s) -> Int32s:
