@@ -1,0 +1,209 @@
+"""SGLang attention backend of the CPU path: DSA on every forward, through the indexer and prefill-KV slots.
+
+    model layer ──hidden, q_lora──> index_forward ──> index keys into the pool, then indexer.select ─> ids [rows, topk]
+                ──q, latent───────> forward       ──> latent rows into the pool, then prefill.attend ─> [rows, heads*512]
+
+    rows of a batch     request 0: q q q | request 1: q | ...       (extend rows and decode rows are the same thing here)
+    padding             SGLang may hand over more rows than the batch has (see `glm_runtime/cpu_rows.py`): extra rows
+                        are neither stored nor attended, their output is zero.
+
+A layer without an indexer ("shared") gets the ids of the last full layer from SGLang's model code and passes them here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.model_executor.forward_context import get_attn_backend
+
+from attention.batch import AttentionBatch
+from attention.layouts import IndexCache, LatentCache, store_index, store_latent
+from attention.scratch import Scratch
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from attention.pool import CpuDsaPool
+
+
+class IndexerSlot(Protocol):
+    """What an indexer implementation offers: top-k key positions of each query row."""
+
+    def select(
+        self,
+        batch: AttentionBatch,
+        q: torch.Tensor,
+        head_weights: torch.Tensor,
+        cache: IndexCache,
+        topk: int,
+        scratch: Scratch,
+    ) -> torch.Tensor: ...
+
+
+class PrefillKvSlot(Protocol):
+    """What a prefill-KV implementation offers: attention of each query row over its selected keys."""
+
+    def attend(
+        self,
+        batch: AttentionBatch,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        cache: LatentCache,
+        topk_ids: torch.Tensor,
+        scale: float,
+        scratch: Scratch,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The implementations in force, by their registered names."""
+
+    indexer_name: str
+    indexer: IndexerSlot
+    prefill_name: str
+    prefill: PrefillKvSlot
+
+
+class GlmCpuBackend(AttentionBackend):
+    """DSA attention on CPU tensors.
+
+    Args:
+        runner: SGLang's model runner; gives the pools and the model's geometry.
+        slots: indexer and prefill-KV implementations.
+        scratch_mb: MiB of scratch that indexer and attention share; nothing of size heads x queries x keys leaves it.
+    """
+
+    # Lengths are read as CPU tensors anyway.
+    needs_cpu_seq_lens = False
+
+    def __init__(self, runner: ModelRunner, slots: Slots, scratch_mb: int) -> None:
+        super().__init__()
+        self.token_to_kv_pool: CpuDsaPool = runner.token_to_kv_pool
+        self.req_to_token = runner.req_to_token_pool.req_to_token
+        self.page_size = runner.token_to_kv_pool.page_size
+        self.rank_dim = runner.model_config.kv_lora_rank
+        self.slots = slots
+        self.scratch = Scratch(scratch_mb << 20)
+        self.batch: AttentionBatch | None = None
+        self.write_slots: torch.Tensor | None = None
+        self.rows = 0
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Plan one forward: which rows belong to whom, and where their pages lie."""
+        if forward_batch.forward_mode.is_idle():
+            self.batch, self.rows = None, 0
+            return
+        seq_lens = forward_batch.seq_lens.to(torch.int32)
+        requests = seq_lens.numel()
+        start = torch.zeros(requests + 1, dtype=torch.int32)
+        if forward_batch.forward_mode.is_decode():
+            start[1:] = torch.arange(1, requests + 1, dtype=torch.int32)
+        else:
+            start[1:] = forward_batch.extend_seq_lens.cumsum(0)
+        pages = (int(seq_lens.max()) + self.page_size - 1) // self.page_size
+        first_slots = self.req_to_token[forward_batch.req_pool_indices, : pages * self.page_size : self.page_size]
+        self.batch = AttentionBatch(start, seq_lens, (first_slots // self.page_size).to(torch.int32), self.page_size)
+        self.rows = int(start[-1])
+        self.write_slots = forward_batch.out_cache_loc[: self.rows].long()
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Store the rows' latent keys, then attend.
+
+        Args:
+            q: [rows, heads, 576] absorbed query (512 latent, 64 RoPE). k: [rows, 1, 576] latent row. v: unused (part of k).
+            kwargs: `topk_indices` int32 [rows, topk], request-local positions, -1 where there are fewer.
+
+        Returns:
+            [rows, heads * 512] in q's dtype.
+        """
+        heads, dim = layer.tp_q_head_num, self.rank_dim
+        out = torch.zeros(q.shape[0], heads * dim, dtype=q.dtype)
+        rows = self.rows
+        if self.batch is None or rows == 0:
+            return out
+        q = q.view(-1, heads, layer.head_dim)[:rows]
+        cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
+        if save_kv_cache:
+            latent = k.view(-1, layer.head_dim)[:rows]
+            store_latent(cache, self.write_slots, latent[:, :dim], latent[:, dim:])
+        ids = kwargs["topk_indices"][:rows]
+        attended = self.slots.prefill.attend(
+            self.batch, q[..., :dim], q[..., dim:], cache, ids, layer.scaling, self.scratch
+        )
+        out[:rows] = attended.reshape(rows, heads * dim)
+        return out
+
+    def index(self, q: torch.Tensor, k: torch.Tensor, gates: torch.Tensor, layer_id: int, topk: int) -> torch.Tensor:
+        """Store the rows' index keys of a full layer, then select.
+
+        Args:
+            q: [rows, index heads, 128] after RoPE. k: [rows, 128] after norm and RoPE.
+            gates: float32 [rows, index heads], softmax and head scales folded in.
+
+        Returns:
+            int32 [rows, topk] request-local positions, ascending, -1 tail.
+        """
+        ids = torch.full((q.shape[0], topk), -1, dtype=torch.int32)
+        rows = self.rows
+        if self.batch is None or rows == 0:
+            return ids
+        cache = self.token_to_kv_pool.index_cache(layer_id)
+        store_index(cache, self.write_slots, k[:rows])
+        ids[:rows] = self.slots.indexer.select(self.batch, q[:rows], gates[:rows], cache, topk, self.scratch)
+        return ids
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+
+def index_forward(
+    self: Any,
+    x: torch.Tensor,
+    q_lora: torch.Tensor,
+    positions: torch.Tensor,
+    forward_batch: ForwardBatch,
+    layer_id: int,
+    return_indices: bool = True,
+    use_cuda_graph: bool = False,
+) -> torch.Tensor:
+    """`Indexer.forward` on our platform (registered out-of-tree forward; `self` is SGLang's Indexer).
+
+    q = RoPE(wq_b(q_lora)), k = RoPE(LayerNorm(wk(x))), gate = weights_proj(x) * heads^-0.5 * 128^-0.5, RoPE on the first
+    64 of 128 dims; see `attention/indexer/numerics.py` for the formula and its source.
+
+    Args:
+        x: [rows, hidden]. q_lora: [rows, q_lora_rank], normed. positions: int64 [rows].
+
+    Returns:
+        int32 [rows, topk].
+    """
+    query = self.wq_b(q_lora)[0].view(-1, self.n_heads, self.head_dim)
+    key = self.k_norm(self.wk(x)[0])
+    rope = self.rope_head_dim
+    q_rope, k_rope = self.rotary_emb(positions, query[..., :rope].contiguous(), key[:, None, :rope].contiguous())
+    query = torch.cat([q_rope, query[..., rope:]], dim=-1)
+    key = torch.cat([k_rope.squeeze(1), key[:, rope:]], dim=-1)
+    weight = self.weights_proj.weight
+    if weight.dtype != torch.float32:
+        # NOTE: SGLang builds weights_proj in bfloat16 whatever the model's dtype; the product itself is float32.
+        weight = weight.float()
+    gates = F.linear(x.float(), weight) * (self.n_heads * self.head_dim) ** -0.5
+    backend = get_attn_backend()
+    ids: torch.Tensor = backend.index(query, key, gates, layer_id, self.index_topk)
+    return ids

@@ -1,0 +1,63 @@
+"""The KV pool of the CPU path: SGLang's DSA pool with rows that a CPU can write and read.
+
+    kv_buffer[layer]     [slots, 1, 576] float32 / bfloat16,  or [slots, 1, 656] uint8 (fp8, packed)
+    index_k[full layer]  [pages, 64 * 128] float32 / bfloat16, or [pages, 8448] uint8 (fp8: 64 keys, then 64 scales)
+
+SGLang's in-tree pool keeps fp8 index keys whatever the cache dtype, and writes through Triton. Here the index keys follow
+the cache dtype, and writes go through `attention.layouts`. Addressing, allocation and lifecycle stay SGLang's.
+"""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+
+from attention.layouts import IndexCache, LatentCache
+
+
+class FloatIndexKeyCache(IndexKeyCache):
+    """Index keys as plain rows of the cache dtype, a page of 64 rows per buffer row."""
+
+    def _buffer_shape(self, num_pages: int) -> tuple[int, int]:
+        return num_pages, self.pool.page_size * self.pool.index_head_dim
+
+    def move(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        """Copy the keys of slots `src_loc` to slots `tgt_loc` in every full layer."""
+        if tgt_loc.numel() == 0:
+            return
+        target, source = tgt_loc.view(-1).long(), src_loc.view(-1).long()
+        for pages in self.buffer:
+            if pages.shape[0]:
+                rows = pages.view(-1, self.pool.index_head_dim)
+                rows[target] = rows.index_select(0, source)
+
+
+class CpuDsaPool(DSATokenToKVPool):
+    """`DSATokenToKVPool` whose rows `attention.layouts` reads and writes."""
+
+    def _create_index_key_cache(self) -> IndexKeyCache:
+        if self.dsa_kv_cache_store_fp8:
+            return IndexKeyCache(self, self.index_buf_size)
+        self.index_k_with_scale_buffer_dtype = self.dtype
+        return FloatIndexKeyCache(self, self.index_buf_size)
+
+    @property
+    def row_kind(self) -> str:
+        """Layout name of both caches, as `attention.layouts` calls them."""
+        if self.dsa_kv_cache_store_fp8:
+            return "fp8_packed"
+        return str(self.dtype).removeprefix("torch.")
+
+    def latent_cache(self, layer_id: int) -> LatentCache:
+        """Latent rows of one layer, [slots, row]."""
+        if self.layer_transfer_counter is not None:
+            self.layer_transfer_counter.wait_until(layer_id - self.start_layer)
+        return LatentCache(self.kv_buffer[layer_id - self.start_layer].squeeze(1), self.row_kind)
+
+    def index_cache(self, layer_id: int) -> IndexCache:
+        """Index keys of one full layer: [slots, 128] rows, or [pages, 8448] bytes for fp8."""
+        pages = self.index_key_cache.get_local_buffer(layer_id)
+        if self.dsa_kv_cache_store_fp8:
+            return IndexCache(pages, "fp8_packed")
+        return IndexCache(pages.view(-1, self.index_head_dim), self.row_kind)

@@ -1,0 +1,62 @@
+"""What the operator asked glm_runtime for, and how it reaches every process.
+
+    launcher / Engine --RuntimeConfig.publish()--> environment --asked()--> scheduler, detokenizer, DP controller
+
+SGLang chooses its platform and loads its plugins while modules are imported, before any ServerArgs object has arrived in
+a child process. The environment is the one channel that exists by then, so the launcher writes the whole request there as
+one JSON value. It is a wire between our own processes, not a knob: users set flags.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+ENV = "GLM_RUNTIME_CONFIG"
+PLUGIN = "glm_runtime"  # our entry-point name in both of SGLang's plugin groups
+
+
+class ConfigError(ValueError):
+    """Bad input of the operator: printed as one line, exit code 2."""
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch.
+
+    Attributes:
+        policy: name of the policy.
+        slots: slot name -> implementation name, after overrides.
+        device: "cpu" (our CPU platform) or "accelerator" (SGLang's own platform).
+        threads: OpenMP threads a rank; 0 where SGLang decides (accelerator).
+        indexer_scratch_mb: MiB of scratch for the CPU indexer and sparse attention; 0 on an accelerator.
+        pack_weights: whether CPU weights are packed for oneDNN.
+    """
+
+    policy: str
+    slots: dict[str, str]
+    device: str
+    threads: int = 0
+    indexer_scratch_mb: int = 0
+    pack_weights: bool = True
+
+    def publish(self) -> None:
+        """Make this the request of every process started from here, and let SGLang find our plugins."""
+        os.environ[ENV] = msgspec.json.encode(self).decode()
+        listed = os.environ.get("SGLANG_PLUGINS")
+        if listed:
+            # NOTE: when set, SGLANG_PLUGINS filters platform plugins too; leaving ours out would serve stock silently.
+            names = [name.strip() for name in listed.split(",") if name.strip()]
+            if PLUGIN not in names:
+                os.environ["SGLANG_PLUGINS"] = ",".join([*names, PLUGIN])
+
+    @staticmethod
+    def retract() -> None:
+        """Undo publish() (an in-process Engine that has shut down)."""
+        os.environ.pop(ENV, None)
+
+
+def asked() -> RuntimeConfig | None:
+    """The request this process runs under; None where nobody asked for glm_runtime."""
+    raw = os.environ.get(ENV)
+    return msgspec.json.decode(raw, type=RuntimeConfig) if raw else None

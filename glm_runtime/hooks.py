@@ -1,0 +1,97 @@
+"""Every place where SGLang is changed through its HookRegistry, with the reason.
+
+A hook is the last choice: a platform method, a registry or a subclass comes first (`platform.py`, `plugin.py`). What is
+left has no seam of its own. `symbols.py` checks before launch that each target exists with the signature expected here.
+
+| target (sglang.srt.)                              | kind   | device | why no seam                                             |
+|---------------------------------------------------|--------|--------|---------------------------------------------------------|
+| arg_groups.model_hook.handle_model_specific_...    | AROUND | cpu    | asks torch.cuda for its capability for every DSA model  |
+| layers.rotary_embedding.factory.get_rope_cpu       | AROUND | cpu    | asserts that rope_scaling is given                      |
+| model_executor.pool_configurator...cell_size       | AROUND | cpu    | sizes index keys as fp8 whatever the pool class stores  |
+| managers.scheduler.Scheduler.get_init_info         | AFTER  | any    | the handshake has no field for a plugin                 |
+| ...internal_state....get_internal_state            | AFTER  | any    | neither has the state report                            |
+| entrypoints.engine.Engine._launch_subprocesses     | AFTER  | any    | the launcher has no "schedulers are ready" callback     |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from glm_runtime import report
+from glm_runtime.config import RuntimeConfig
+
+MODEL_ADJUSTMENTS = "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments"
+ROPE_CPU = "sglang.srt.layers.rotary_embedding.factory.get_rope_cpu"
+INDEX_CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_dsa_indexer_cell_size"
+INIT_INFO = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
+INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+LAUNCHED = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
+
+
+def register(request: RuntimeConfig) -> None:
+    """Register the hooks that this launch needs; SGLang applies them after all plugins have run."""
+    if request.device == "cpu":
+        HookRegistry.register(MODEL_ADJUSTMENTS, adjust_without_cuda, HookType.AROUND)
+        HookRegistry.register(ROPE_CPU, rope_without_scaling, HookType.AROUND)
+        HookRegistry.register(INDEX_CELL, index_cell_bytes, HookType.AROUND)
+    HookRegistry.register(INIT_INFO, add_report, HookType.AFTER)
+    HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
+    HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)
+
+
+def adjust_without_cuda(original: Callable[..., Any], server_args: Any) -> Any:
+    """Run SGLang's model adjustments as on an NPU: the arm that declares nothing for DSA models and asks no CUDA device."""
+    from sglang.srt.runtime_context import override_platform
+
+    with override_platform(is_npu=True):
+        return original(server_args)
+
+
+def rope_without_scaling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`get_rope_cpu` serves scaled RoPE only; plain RoPE takes SGLang's generic `get_rope`."""
+    from sglang.srt.layers.rotary_embedding.factory import get_rope
+
+    names = ("head_size", "rotary_dim", "max_position", "base", "is_neox_style", "rope_scaling", "dtype")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    scaling = given.get("rope_scaling")
+    if scaling is not None and scaling.get("rope_type") == "deepseek_yarn":
+        return original(*args, **kwargs)
+    given.pop("device", None)
+    return get_rope(**given)
+
+
+def index_cell_bytes(original: Callable[..., Any], self: Any, *, kvc: Any, num_layers: int, **kwargs: Any) -> int:
+    """Bytes of index keys a token as our pool stores them: in the cache dtype, fp8 as SGLang sizes it."""
+    import torch
+
+    fp8 = original(self, kvc=kvc, num_layers=num_layers, **kwargs)
+    if kvc.kv_cache_dtype == torch.float8_e4m3fn:
+        return int(fp8)
+    fp8_row = 128 + 4
+    return int(fp8 // fp8_row * 128 * torch.empty((), dtype=kvc.kv_cache_dtype).element_size())
+
+
+def add_report(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
+    """The scheduler's handshake carries what it really runs."""
+    info["glm_runtime"] = report.of(scheduler)
+    return info
+
+
+def add_report_to_state(output: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """`/server_info` and `GET /policy` ask the running scheduler, not the launcher's memory."""
+    output.internal_state["glm_runtime"] = report.of(scheduler)
+    return output
+
+
+def compare_reports(launched: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Refuse to serve unless every scheduler reports exactly what was asked for."""
+    result = launched[3]
+    wait = getattr(result, "wait_for_ready", None)
+    if not getattr(result, "scheduler_infos", None) and wait is not None:
+        wait()
+    for rank, info in enumerate(result.scheduler_infos):
+        report.require(info.get("glm_runtime"), rank)
+    return launched
