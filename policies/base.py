@@ -27,7 +27,9 @@ FLAGS: Mapping[str, str] = {
 }
 
 # What a loaded target of each slot has to offer; None: the target itself is called.
-#   scheduler         install(server_args) -> None, run in the scheduler process before the scheduler is made
+#   scheduler         install(request) -> None, run in every process of the server while SGLang loads its plugins; it
+#                     registers hooks, which SGLang applies right after, and one of them sets ``glm_scheduler`` on the
+#                     Scheduler object or class to the slot's name: the launcher serves only what reports itself so
 #   indexer           select(batch, q, head_weights, cache, topk, scratch) -> ids
 #   prefill_kv        attend(batch, q_nope, q_rope, cache, topk_ids, scale, scratch) -> rows
 #   context_parallel  a class or function that makes the split

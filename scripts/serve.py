@@ -127,6 +127,11 @@ def first_request(front: Front, policy: str) -> bool:
     return True
 
 
+def exit_code(code: int) -> int:
+    """Popen's code as a shell would give it: 128 + n for an end by signal n."""
+    return 128 - code if code < 0 else code
+
+
 def end(server: subprocess.Popen[bytes]) -> None:
     """SIGTERM, then SIGKILL to the server's whole group after STOP_LIMIT_S or a second Ctrl-C."""
     if server.poll() is None:
@@ -180,13 +185,13 @@ def main(argv: list[str]) -> int:
         server = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
         front = Front(f"http://{near}:{options.port}", options.api_key)
         if not wait_ready(front, server):
-            return server.poll() or 1
+            return exit_code(server.poll() or 1)
         if not first_request(front, options.policy):
             return 1
         say(f"serving at {front.base} (policy: {front.base}/policy); Ctrl-C ends it")
         code = server.wait()
         say(f"the server ended with code {code}")
-        return code
+        return exit_code(code)
     except Stop:
         return 0
     finally:
