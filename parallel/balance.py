@@ -24,8 +24,9 @@ def range_visits(start_pos: Ints, rows: Ints, limit: int | None = None) -> Ints:
     """Keys visited by each run of `rows` rows from position `start_pos`, int64, elementwise."""
     if limit is None:
         return rows * start_pos + rows * (rows + 1) // 2
-    growing: Ints = np.clip(limit - start_pos, 0, rows)
-    return growing * start_pos + growing * (growing + 1) // 2 + (rows - growing) * limit
+    growing = np.clip(limit - start_pos, 0, rows)
+    visits: Ints = growing * start_pos + growing * (growing + 1) // 2 + (rows - growing) * limit
+    return visits
 
 
 def head_tail_visits(layout: HeadTail, limit: int | None = None) -> Ints:
