@@ -1,4 +1,4 @@
-"""pip install with few lines: what is fetched and how big, a sign of life every 15 s, and pip's own words on failure.
+"""pip install with few lines: the big downloads, a sign of life every 15 s, and pip's own words on failure.
 
 python scripts/install.py ARGUMENTS-OF-PIP-INSTALL...
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import importlib.util
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -15,8 +16,9 @@ import time
 from typing import IO
 
 SIGN_OF_LIFE_S = 15.0
+SHOWN_MB = 20.0
 KEPT_LINES = 40
-WIDTH = 100
+WIDTH = 90
 
 
 def feed(stream: IO[str], lines: queue.Queue[str | None]) -> None:
@@ -26,46 +28,50 @@ def feed(stream: IO[str], lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
+def size_mb(words: str) -> float:
+    """MB that a ``Downloading name (373.0 MB)`` line of pip names; 0 for every other line."""
+    found = re.fullmatch(r"Downloading .*\(([\d.]+) (kB|MB|GB)\)", words)
+    return float(found[1]) * {"kB": 1e-3, "MB": 1.0, "GB": 1e3}[found[2]] if found else 0.0
+
+
+def activity(words: str) -> str | None:
+    """What a line of pip's says it is doing, cut to one line of ours; None where it says nothing new."""
+    if words.startswith("Installing collected"):
+        return f"unpacking {words.count(',') + 1} packages"
+    return words[:WIDTH] if words.startswith(("Downloading", "Building", "Collecting")) else None
+
+
 def main(arguments: list[str]) -> int:
     """Runs pip with this interpreter; returns its exit code."""
     if importlib.util.find_spec("sglang") is None:
         print("first installation: SGLang with torch and its GPU libraries, several GB and some minutes", flush=True)
-    begin = time.monotonic()
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--progress-bar",
-        "off",
-        "--disable-pip-version-check",
-        *arguments,
-    ]
+    begin = told = time.monotonic()
+    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
+    command += arguments
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     assert child.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=feed, args=(child.stdout, lines), daemon=True).start()
     kept: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-    doing = "looking up packages"
+    doing, files = "looking up packages", 0
     try:
         while True:
+            shown = False
             try:
-                line = lines.get(timeout=SIGN_OF_LIFE_S)
+                line = lines.get(timeout=1.0)
             except queue.Empty:
-                print(f"  {time.monotonic() - begin:4.0f} s  still {doing}", flush=True)
-                continue
-            if line is None:
-                break
-            kept.append(line)
-            words = line.strip()
-            if words.startswith(("Downloading", "Building")):
-                doing = words[:WIDTH]
-                print(f"  {time.monotonic() - begin:4.0f} s  {doing}", flush=True)
-            elif words.startswith("Installing collected"):
-                doing = f"unpacking {words.count(',') + 1} packages"
-                print(f"  {time.monotonic() - begin:4.0f} s  {doing}", flush=True)
-            elif words.startswith("Collecting"):
-                doing = f"looking up {words.removeprefix('Collecting ')}"[:WIDTH]
+                pass
+            else:
+                if line is None:
+                    break
+                kept.append(line)
+                words = line.strip()
+                files += words.startswith(("Downloading", "Using cached"))
+                doing = activity(words) or doing
+                shown = words.startswith("Installing collected") or size_mb(words) >= SHOWN_MB
+            if shown or time.monotonic() - told > SIGN_OF_LIFE_S:
+                told = time.monotonic()
+                print(f"  {told - begin:4.0f} s  {files:3d} files  {doing}", flush=True)
         code = child.wait()
     except KeyboardInterrupt:
         child.terminate()
