@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel.dcp import local_index, owner
+from parallel.dcp import Signed, local_index, owner, rank_major_rows
 from parallel.tables import Bools, Ints
 
 Int32s = NDArray[np.int32]
@@ -78,25 +78,20 @@ def remap(
     place = placement or Placement()
     out = np.empty(topk.shape, dtype=np.int32)
     for part in _parts(rows):
-        ids = topk[part].astype(np.int64)
-        gathered: Bools = prefill[part] >= 0
-        # NOTE: -1 is replaced by 0 so that it addresses something; the mask puts it back.
-        valid: Bools = ids >= 0
-        ids = np.where(valid, ids, 0)
-        holder = owner(ids, place.size, place.interleave) if place.size > 1 else None
+        ids, gathered = topk[part], prefill[part] >= 0
+        # NOTE: past the width of the block table there is no KV in either form, as in the kernel that this follows.
         local = local_index(ids, place.size, place.interleave) if place.size > 1 else ids
-        valid &= local < paged.block_table.shape[1] * paged.block_size
-        target = np.empty_like(ids)
-        if gathered.any():
-            start = np.asarray(workspace.starts, dtype=np.int64)[prefill[part][gathered]][:, None]
-            shift = 0 if holder is None else holder[gathered] * workspace.rank_stride
-            target[gathered] = local[gathered] + start + shift
-        if not gathered.all():
-            read = ~gathered
-            target[read] = _paged(np.where(valid[read], local[read], 0), request[part][read], paged)
-            if holder is not None:
-                valid[read] &= holder[read] == place.rank
-        out[part] = np.where(valid, target, -1)
+        valid: Bools = (ids >= 0) & (local < paged.block_table.shape[1] * paged.block_size)
+        into = out[part]
+        if gathered.all():
+            into[:] = _workspace(ids, prefill[part], workspace, place)
+        elif not gathered.any():
+            into[:] = _paged(ids, valid, request[part], paged, place)
+        else:
+            paged_rows = ~gathered
+            into[gathered] = _workspace(ids[gathered], prefill[part][gathered], workspace, place)
+            into[paged_rows] = _paged(ids[paged_rows], valid[paged_rows], request[part][paged_rows], paged, place)
+        np.copyto(into, -1, where=~valid)
     counts = np.count_nonzero(out >= 0, axis=1).astype(np.int32)
     return (_compact(out, counts) if compact_to_front else out), counts
 
@@ -105,9 +100,21 @@ def _parts(rows: int) -> Iterator[slice]:
     return (slice(start, start + ROWS_AT_ONCE) for start in range(0, rows, ROWS_AT_ONCE))
 
 
-def _paged(local: Ints, request: Int32s | Ints, paged: PagedRows) -> Ints:
+def _workspace(ids: Int32s, prefill: Int32s | Ints, workspace: WorkspaceRows, place: Placement) -> Signed:
+    starts = np.asarray(workspace.starts, dtype=np.int32)[prefill][:, None]
+    if place.size == 1:
+        return ids + starts
+    return rank_major_rows(ids, starts, workspace.rank_stride, place.size, place.interleave)
+
+
+def _paged(ids: Int32s, valid: Bools, request: Int32s | Ints, paged: PagedRows, place: Placement) -> Signed:
+    # NOTE: invalid ids become 0 so that they address something; the caller's mask puts -1 back.
+    known = np.where(valid, ids, np.int32(0))
+    local = local_index(known, place.size, place.interleave) if place.size > 1 else known
     block, offset = np.divmod(local, paged.block_size)
-    rows: Ints = paged.block_table[request[:, None], block].astype(np.int64) * paged.block_stride + offset
+    rows: Signed = paged.block_table[request[:, None], block] * np.int32(paged.block_stride) + offset
+    if place.size > 1:
+        np.copyto(rows, -1, where=owner(known, place.size, place.interleave) != place.rank)
     return rows
 
 

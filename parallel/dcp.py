@@ -19,10 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parallel.tables import Bools, Ints
+
+Signed = NDArray[np.signedinteger[Any]]
+"""int32 or int64 positions: the arithmetic keeps the width it is given."""
 
 LATENT_ROW_BYTES = 1152
 """One gathered KV row: 512 + 64 bf16 values."""
@@ -38,13 +43,15 @@ def check_sharding(dcp_size: int, interleave: int, block_size: int | None = None
         raise ValueError(f"--cp-kv-cache-interleave-size {interleave} must divide the page size {block_size}")
 
 
-def owner(positions: Ints, dcp_size: int, interleave: int = 1) -> Ints:
+def owner(positions: Signed, dcp_size: int, interleave: int = 1) -> Signed:
     """Rank that holds each position."""
     return positions // interleave % dcp_size
 
 
-def local_index(positions: Ints, dcp_size: int, interleave: int = 1) -> Ints:
+def local_index(positions: Signed, dcp_size: int, interleave: int = 1) -> Signed:
     """Index of each position within its owner's shard."""
+    if interleave == 1:
+        return positions // dcp_size
     return positions // (dcp_size * interleave) * interleave + positions % interleave
 
 
@@ -80,7 +87,7 @@ def local_slots(
     return np.where(kept, slots, pad_slot)
 
 
-def rank_major_rows(positions: Ints, starts: Ints, rank_stride: int, dcp_size: int, interleave: int = 1) -> Ints:
+def rank_major_rows(positions: Signed, starts: Signed, rank_stride: int, dcp_size: int, interleave: int = 1) -> Signed:
     """Rows of `positions` in the rank-major gathered buffer; `starts` is where each one's request begins on a rank."""
     local = local_index(positions, dcp_size, interleave)
     return owner(positions, dcp_size, interleave) * rank_stride + starts + local
