@@ -116,7 +116,7 @@ class BlockPool:
         self._table[request] = hits
         self._cached[request] = len(hits)
         self._take(request, need)
-        return self._store(request, end)
+        return self._store(request, end, lookahead)
 
     def grow(self, request: Request, end: int, lookahead: int) -> int:
         """See KVPort."""
@@ -124,7 +124,7 @@ class BlockPool:
         if need > len(self._free):
             return NO_ROOM
         self._take(request, need)
-        return self._store(request, end)
+        return self._store(request, end, lookahead)
 
     def _take(self, request: Request, count: int) -> None:
         for _ in range(count):
@@ -142,11 +142,12 @@ class BlockPool:
             if not self._named[name]:
                 del self._named[name]
 
-    def _store(self, request: Request, end: int) -> int:
+    def _store(self, request: Request, end: int, lookahead: int) -> int:
         """Name the blocks that are full of known tokens; say when to be asked again."""
         size = self.block_size
+        room = len(self._table[request]) * size - lookahead
         if self._key is None:
-            return len(self._table[request]) * size
+            return max(end, room)
         full = min(end, request.num_tokens) // size
         cached = self._cached[request]
         if full > cached:
@@ -157,7 +158,7 @@ class BlockPool:
             self._cached[request] = full
         if full < end // size or end % size == 0:
             return end
-        return end - end % size + size - 1
+        return max(end, min(room, end - end % size + size - 1))
 
     def free(self, request: Request) -> None:
         """See KVPort. Tail first, so that the start of the prompt stays cached longest."""

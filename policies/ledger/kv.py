@@ -87,7 +87,7 @@ class PagePool:
             return NO_ROOM
         self.free_pages -= need
         self.held[request] = need
-        return need * self.page_size
+        return max(end, need * self.page_size - lookahead)
 
     def grow(self, request: Request, end: int, lookahead: int) -> int:
         """See KVPort."""
@@ -99,7 +99,7 @@ class PagePool:
             self.free_pages -= more
             held += more
             self.held[request] = held
-        return held * self.page_size
+        return max(end, held * self.page_size - lookahead)
 
     def free(self, request: Request) -> None:
         """See KVPort."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.ledger.request import Request
@@ -16,7 +15,7 @@ class StepPlan:
                   starts at that minus the rows
     extends       the part of `tokens` that is not plain decode: more than one token to go, or nothing computed yet
     chunks        of these, the ones that do not reach the end of their prompt: nothing is sampled
-    drafts        speculative tokens among the rows; `padded` names requests whose drafts are fillers of value -1
+    drafts        speculative tokens among the rows; those of an admitted request are fillers of value -1
     admitted      taken from the waiting line, `request.num_cached_tokens` each found in the prefix cache
     preempted     sent back to the waiting line, KV freed, in order; nothing is admitted in such a step
     failed        ended by the ledger: a reason each
@@ -29,7 +28,6 @@ class StepPlan:
     extends: dict[Request, int] = field(default_factory=dict)
     chunks: list[Request] = field(default_factory=list)
     drafts: dict[Request, int] = field(default_factory=dict)
-    padded: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, str]] = field(default_factory=list)
@@ -61,15 +59,14 @@ class Draft:
     defer: bool
     rows: dict[Request, int] = field(default_factory=dict)
     drafts: dict[Request, int] = field(default_factory=dict)
-    admitted: dict[Request, int] = field(default_factory=dict)  # -> tokens found in the prefix cache
-    padded: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, str]] = field(default_factory=list)
     chunk_ran: bool = False  # a running request's prefill chunk was scheduled
     prefill_ran: bool = False  # ... or a waiting one admitted with more than one token to compute
     someone_ran: bool = False  # the running loop scheduled something
 
-
-def freeze(counts: Mapping[Request, int]) -> dict[str, int]:
-    """Counts by request id, for records and tests."""
-    return {request.id: count for request, count in counts.items()}
+    def charge(self, rows: int, slots: int) -> None:
+        """Pay for `rows` requests of one row each."""
+        self.tokens_left -= rows
+        self.input_left -= rows * (1 + slots)

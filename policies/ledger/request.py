@@ -109,6 +109,16 @@ class Request:
         return self.num_tokens + self.spec + self.num_output_placeholders
 
     @property
+    def to_go(self) -> int:
+        """Tokens still to compute, drafts not counted; for requests that are not steady."""
+        return self.tokens + self.placeholders - self.computed
+
+    @property
+    def one_to_go(self) -> bool:
+        """A decode, or the last token of a prompt; for requests that are not steady."""
+        return self.tokens + self.placeholders - self.computed <= 1
+
+    @property
     def num_output_tokens(self) -> int:
         """Generated tokens known so far."""
         return self.num_tokens - self.num_prompt_tokens
