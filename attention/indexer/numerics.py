@@ -13,6 +13,7 @@ Source: the GLM-MoE-DSA indexer as published in transformers 5.19 and SGLang 0.5
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,8 @@ class IndexerWeights:
 def rope_tables(positions: Tensor, rope_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine, float32 [n, rope_dim / 2], of absolute positions [n]."""
     powers = torch.arange(0, rope_dim, 2, dtype=torch.float32) / rope_dim
-    angles = positions.float().unsqueeze(-1) * (1.0 / theta**powers)
+    inverse: Tensor = 1.0 / theta**powers
+    angles = positions.float().unsqueeze(-1) * inverse
     return angles.cos(), angles.sin()
 
 
@@ -55,12 +57,13 @@ def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = LAYER_NORM_EPS) -> Tensor:
     """LayerNorm over the last dimension in float32, returned in x's dtype."""
-    return functional.layer_norm(x.float(), (x.shape[-1],), weight.float(), bias.float(), eps).to(x.dtype)
+    normed: Tensor = functional.layer_norm(x.float(), (x.shape[-1],), weight.float(), bias.float(), eps)
+    return normed.to(x.dtype)
 
 
 def fold_head_weights(raw: Tensor, head_dim: int) -> Tensor:
     """Float32 [n, H]: the projection's output [n, H] times H^-0.5 and d^-0.5."""
-    return raw.float() * (raw.shape[-1] ** -0.5 * head_dim**-0.5)
+    return raw.float() * (1.0 / math.sqrt(raw.shape[-1] * head_dim))
 
 
 def project(
@@ -84,7 +87,7 @@ def project(
     """
     head_dim = weights.wk.shape[0]
     cos, sin = rope_tables(positions, rope_dim, theta)
-    q = functional.linear(q_resid, weights.wq_b).unflatten(-1, (-1, head_dim))
+    q = functional.linear(q_resid, weights.wq_b).view(q_resid.shape[0], -1, head_dim)
     k = layer_norm(functional.linear(hidden, weights.wk), weights.k_norm_weight, weights.k_norm_bias, eps)
     raw = functional.linear(hidden, weights.weights_proj)
     return rope_interleaved(q, cos, sin), rope_interleaved(k, cos, sin), fold_head_weights(raw, head_dim)

@@ -62,5 +62,5 @@ def use(name: str) -> Kernels:
 
 
 def active() -> Kernels:
-    """The module in use; ``reference`` until ``use`` is called."""
-    return _active or use("reference")
+    """The module in use; ``cpu`` until ``use`` is called."""
+    return _active or use("cpu")

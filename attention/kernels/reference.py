@@ -75,7 +75,8 @@ def attend(
             continue
         if batch is not None:
             picked = batch.page_table[r].long()[picked // PAGE_SIZE] * PAGE_SIZE + picked % PAGE_SIZE
-        latent = load_latent(cache, picked, q_nope.dtype).float()
+        kept = q_nope.dtype if cache.kind == "fp8_packed" else torch.float32
+        latent = load_latent(cache, picked, kept).float()
         logits = torch.cat([q_nope[i], q_rope[i]], dim=-1).float() @ latent.T * scale
         lse[i] = logits.logsumexp(-1)
         out[i] = (logits.softmax(-1) @ latent[:, :NOPE_DIM]).to(out.dtype)

@@ -2,9 +2,9 @@
 
 The row bytes of this set were produced by Triton's CPU interpreter, whose float32 to e4m3 cast differs from hardware in
 two ways: it rounds a half away from zero, and it drops the carry when the mantissa rounds up to the next power of two
-(126.6 becomes 64, not 128). Ours rounds to nearest even, as the hardware instruction does. Our byte must
-be the correct rounding of value / scale, and the recorded byte the same quotient under either cast; scales, RoPE bytes and
-offsets must be equal outright. Of an all-zero tile (0 / 0 in SGLang) only our side is looked at: it must be 0.
+(126.6 becomes 64, not 128). Ours rounds to nearest even, as the hardware instruction does. Our byte
+must be the correct rounding of value / scale, and the recorded byte the same quotient under either cast; scales, RoPE
+bytes and offsets must be equal outright. Of an all-zero tile (0 / 0 in SGLang) only our side counts: it must be 0.
 """
 
 from __future__ import annotations
