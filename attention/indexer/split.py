@@ -61,6 +61,11 @@ def workspace_rows(max_model_len: int, factor: int = DEFAULT_FACTOR, compress_ra
     return max_model_len * INDEX_ROWS_PER_POSITION * factor // compress_ratio
 
 
+def legal_workspace_rows(rows: int, max_model_len: int, max_requests: int, compress_ratio: int = 1) -> int:
+    """Rows of a workspace of `rows` that a step of at most `max_requests` prefills can fill, counted in pooled keys."""
+    return min(rows, max_requests * (max_model_len // compress_ratio))
+
+
 def workspace_bytes(rows: int) -> int:
     """Bytes of `rows` gathered index keys: 128 B of e4m3 values and 4 B of scale each."""
     return rows * INDEX_ROW_BYTES

@@ -11,6 +11,7 @@ from attention.indexer.split import (
     Chunk,
     count_launches,
     legal_logits_bytes,
+    legal_workspace_rows,
     logits_elements,
     scratch_shape,
     split_chunks,
@@ -133,6 +134,8 @@ def test_sizes() -> None:
     assert workspace_rows(2**20, compress_ratio=4) == 4_194_304
     assert workspace_bytes(16_777_216) == 2_214_592_512
     assert logits_elements(512 * 2**20) == 134_217_728
+    assert legal_workspace_rows(16_777_216, 2**20, max_requests=4) == 4 * 2**20
+    assert legal_workspace_rows(4_194_304, 2**20, max_requests=256, compress_ratio=4) == 4_194_304
     assert legal_logits_bytes(16384, 2**20, 512 * 2**20) == 512 * 2**20
     assert legal_logits_bytes(128, 1000, 512 * 2**20) == 512_000
 
