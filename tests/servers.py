@@ -4,7 +4,7 @@
         server.post("/generate", {...})                   JSON in, JSON out
     run = launch("--policy", "nonsense")                  run.code, run.errors, run.left (processes that survived)
 
-Every process of a launch carries a tag in its environment; who is left is found by that tag, however it was reparented.
+A launch opens a session of its own; who is left is found by that session, however it was reparented.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +26,6 @@ from typing import Any
 import psutil
 
 REPO = Path(__file__).resolve().parent.parent
-TAG = "GLM_RUNTIME_TEST_TAG"
 COMMAND = (sys.executable, "-m", "glm_runtime.launch_server")
 START_LIMIT_S = 240.0
 # Small enough for any machine, large enough for the longest prompts of the tests.
@@ -52,29 +50,29 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def tagged(tag: str) -> list[psutil.Process]:
-    """Living processes whose environment carries `tag`."""
+def of_session(session: int) -> list[psutil.Process]:
+    """Living processes of the session that a launch opened; membership survives the death of every parent."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(TAG) == tag and process.status() != psutil.STATUS_ZOMBIE:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
             continue
     return found
 
 
-def gone_within(tag: str, seconds: float) -> list[psutil.Process]:
-    """Processes with `tag` that still live after at most `seconds`; empty once all have gone."""
+def gone_within(session: int, seconds: float) -> list[psutil.Process]:
+    """Processes of the session that still live after at most `seconds`; empty once all have gone."""
     end = time.monotonic() + seconds
-    while (left := tagged(tag)) and time.monotonic() < end:
+    while (left := of_session(session)) and time.monotonic() < end:
         time.sleep(0.1)
     return left
 
 
-def environment(tag: str, extra: dict[str, str | None] | None) -> dict[str, str]:
-    """This process's environment with one OpenMP thread, the tag, and `extra` (None removes a variable)."""
-    env = dict(os.environ) | {"OMP_NUM_THREADS": "1", TAG: tag}
+def environment(extra: dict[str, str | None] | None) -> dict[str, str]:
+    """This process's environment with one OpenMP thread and `extra` (None removes a variable)."""
+    env = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     env.pop("GLM_RUNTIME_CONFIG", None)
     for name, value in (extra or {}).items():
         if value is None:
@@ -99,14 +97,14 @@ class Run:
         return [line for line in self.errors.splitlines() if line.startswith("glm_runtime: error: ")]
 
 
-def kill_all(tag: str) -> None:
-    """End every process that carries `tag`."""
-    for process in tagged(tag):
+def kill_all(session: int) -> None:
+    """End every process of the session."""
+    for process in of_session(session):
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    gone_within(tag, 10)
+    gone_within(session, 10)
 
 
 def launch(
@@ -123,20 +121,26 @@ def launch(
         env: variables on top of this process's environment; None removes one.
         limit_s: after so long everything is killed and `code` is None.
     """
-    tag = uuid.uuid4().hex
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
-            [*command, *flags], stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment(tag, env), cwd=cwd
+            [*command, *flags],
+            stdout=out,
+            stderr=err,
+            stdin=subprocess.DEVNULL,
+            env=environment(env),
+            cwd=cwd,
+            start_new_session=True,
         )
+        session = process.pid
         code: int | None
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         seconds = time.monotonic() - started
-        left = [] if code is None else [" ".join(p.cmdline()) for p in gone_within(tag, 5) if p.is_running()]
-        kill_all(tag)
+        left = [] if code is None else [" ".join(p.cmdline()) for p in gone_within(session, 5) if p.is_running()]
+        kill_all(session)
         process.wait(10)
         out.seek(0)
         err.seek(0)
@@ -162,9 +166,8 @@ class Server:
         self.flags = [*(SMALL if small else ()), *flags]
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.tag = uuid.uuid4().hex
         self.command = command
-        self._env = environment(self.tag, env)
+        self._env = environment(env)
         self._log = tempfile.NamedTemporaryFile("w", prefix="glm-server-", suffix=".log", delete=False)  # noqa: SIM115
         self.log = Path(self._log.name)
         self.process: subprocess.Popen[str] | None = None
@@ -180,8 +183,15 @@ class Server:
             env=self._env,
             cwd=REPO,
             text=True,
+            start_new_session=True,
         )
         return self
+
+    @property
+    def session(self) -> int:
+        """Session of all its processes: the pid of the one that was started."""
+        assert self.process is not None
+        return self.process.pid
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> Server:
         """Wait until /health answers 200. Raises RuntimeError with the log's tail when it never does."""
@@ -213,8 +223,7 @@ class Server:
 
     def children(self) -> list[psutil.Process]:
         """Every living process of this server but the one that was started."""
-        assert self.process is not None
-        return [p for p in tagged(self.tag) if p.pid != self.process.pid]
+        return [p for p in of_session(self.session) if p.pid != self.session]
 
     def schedulers(self) -> list[psutil.Process]:
         """The scheduler processes, which SGLang names ``sglang::scheduler...``."""
@@ -256,8 +265,8 @@ class Server:
 
     def kill(self) -> None:
         """End whatever is left of it."""
-        kill_all(self.tag)
         if self.process is not None:
+            kill_all(self.session)
             self.process.wait(10)
         self._log.close()
 
