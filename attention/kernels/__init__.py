@@ -52,12 +52,17 @@ class Kernels(Protocol):
 _active: Kernels | None = None
 
 
+def import_kernels(name: str) -> Kernels:
+    """The named module. Raises ``ValueError`` for an unknown name."""
+    if name not in NAMES:
+        raise ValueError(f"kernels: {name!r} is unknown; known: {', '.join(NAMES)}")
+    return cast(Kernels, import_module(f"attention.kernels.{name}"))
+
+
 def use(name: str) -> Kernels:
     """Make the named module the active one and return it. Raises ``ValueError`` for an unknown name."""
     global _active
-    if name not in NAMES:
-        raise ValueError(f"kernels: {name!r} is unknown; known: {', '.join(NAMES)}")
-    _active = cast(Kernels, import_module(f"attention.kernels.{name}"))
+    _active = import_kernels(name)
     return _active
 
 
