@@ -2,14 +2,14 @@
 
     python -m tests.golden DIR [--set NAME]...
 
-DIR holds files ``<set>_<part>.json`` of the form ``{name, source, schema, cases: [{id, ...}, ...]}``; several files of one
-set count together. The code of set ``NAME`` is ``tests/golden/sets/NAME.py`` with
+DIR holds files ``<set>_<part>.json`` of the form ``{name, source, schema, cases: [{id, ...}, ...]}``; several files of
+one set count together. The code of set ``NAME`` is ``tests/golden/sets/NAME.py`` with
 
     def check(case: dict[str, Any]) -> str | None     # None: passed, else one line that says what differed
 
-An exception counts as a failed case. Output: a line per set, ``NAME: N passed, M failed`` or ``NAME: not built``; the first
-failures of a set go to stderr. Exit code 0 when all passed; 1 on any failed case, a set named by ``--set`` that DIR
-does not hold or that is not built, a missing or empty DIR, or a file that is not a golden file.
+An exception counts as a failed case. Output: a line per set, ``NAME: N passed, M failed`` or ``NAME: not built``; the
+first failures of a set go to stderr. Exit code 0 when all passed; 1 on any failed case, a set named by ``--set`` that
+DIR does not hold or that is not built, a missing or empty DIR, or a file that is not a golden file.
 """
 
 from __future__ import annotations
