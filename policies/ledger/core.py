@@ -43,6 +43,8 @@ class Ledger:
     """
 
     def __init__(self, config: LedgerConfig, kv: KVPort, pacer: Pacer | None = None, fast: bool = True) -> None:
+        if pacer is not None and config.chunk_align_strict and pacer.floor < config.chunk_align:
+            raise ValueError(f"floor ({pacer.floor}) is below chunk_align ({config.chunk_align}): no chunk would go")
         self.config = config
         self.kv = kv
         self.paused: Pause = "none"  # "new": nobody is admitted; "all": nothing runs
@@ -307,7 +309,7 @@ class Ledger:
             self.roster.in_flight.append(plan)
             plan.tokens = self.roster.in_order(rows) if kept or self.config.decode_first else rows
             if self._pacer is not None:
-                plan.predicted_ms = self._pacer.predicted_ms()
+                plan.load = self._pacer.load()
         for request, count in rows.items():
             self._settle(request, count, plan)
         plan.total_tokens = kept + sum(rows.values())

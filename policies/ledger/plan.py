@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 from policies.ledger.request import Request
 
 
+@dataclass(slots=True)
+class StepLoad:
+    """What a step's time depends on. `prefill_pairs` and `decode_context` count the keys that the rows see in all."""
+
+    prefill_rows: int = 0
+    prefill_pairs: int = 0
+    decode_rows: int = 0
+    decode_context: int = 0
+    predicted_ms: float | None = None
+
+
 @dataclass(eq=False, slots=True)
 class StepPlan:
     """One step. Requests keep the order of the running list.
@@ -20,7 +31,7 @@ class StepPlan:
     preempted     sent back to the waiting line, KV freed, in order; nothing is admitted in such a step
     failed        ended by the ledger: a reason each
     prefill_tokens, decode_rows   rows by kind
-    predicted_ms  the pacer's forecast, None without one
+    load          the pacer's view of the step and its forecast; None without a pacer
     """
 
     number: int = 0
@@ -34,12 +45,17 @@ class StepPlan:
     total_tokens: int = 0
     prefill_tokens: int = 0
     decode_rows: int = 0
-    predicted_ms: float | None = None
+    load: StepLoad | None = None
     singles: dict[Request, int] = field(default_factory=dict)  # sampling rows to fold one by one -> their drafts
 
     def __bool__(self) -> bool:
         """Whether anything runs."""
         return self.total_tokens > 0
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """The pacer's forecast of the step's time; None without a pacer, or before it has learnt anything."""
+        return None if self.load is None else self.load.predicted_ms
 
     @property
     def decode_only(self) -> bool:

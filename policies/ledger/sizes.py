@@ -11,13 +11,15 @@ from typing import Protocol
 
 from policies.ledger.budgets import page_end, prefill_threshold, share
 from policies.ledger.config import LedgerConfig
-from policies.ledger.plan import Draft
+from policies.ledger.plan import Draft, StepLoad
 from policies.ledger.request import Request
 from policies.ledger.roster import Roster
 
 
 class Pacer(Protocol):
     """Bounds a step's prefill rows, one request after another (see step_time.py)."""
+
+    floor: int  # rows that a step may always take
 
     def begin(self, decode_rows: int, decode_context: int) -> None:
         """A step starts with these decode rows over so many context tokens in all."""
@@ -35,8 +37,8 @@ class Pacer(Protocol):
         """They were taken back in the same step."""
         ...
 
-    def predicted_ms(self) -> float | None:
-        """Forecast for what was taken since begin(); None before anything was learnt."""
+    def load(self) -> StepLoad:
+        """The step as taken since begin(), with a forecast once something was learnt."""
         ...
 
 
