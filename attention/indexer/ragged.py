@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attention import kernels
 from attention.batch import AttentionBatch
-from attention.layouts import INDEX_AMAX_FLOOR, IndexCache, quantise
+from attention.layouts import IndexCache
 from attention.scratch import Scratch
 
 
@@ -52,9 +52,6 @@ def select(
         out = torch.empty((n, topk), dtype=torch.int32)
     elif out.shape != (n, topk) or out.dtype != torch.int32 or not out.is_contiguous():
         raise ValueError(f"out: a contiguous int32 [{n}, {topk}] tensor is needed")
-    if cache.kind == "fp8":
-        values, scale = quantise(q, INDEX_AMAX_FLOOR)
-        q, head_weights = values.to(torch.bfloat16), head_weights * scale
     scratch.clear()
     kernels.active().select(batch, q.contiguous(), head_weights.contiguous(), cache, topk, scratch, out)
     return out

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from numba import njit
 from torch import Tensor
 
 from attention.batch import AttentionBatch
@@ -18,6 +19,59 @@ from attention.kernels.sparse import copy, fill, put_row, tile, widen_row
 from attention.kernels.vector import compiled, get_f32, get_i32, get_i64, put_f32, put_i64, stamp
 from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
 from attention.scratch import Scratch
+
+
+@njit(nogil=True)
+def _owner(requests: int, query_start: int, row: int, r: int) -> int:
+    """Request of a row, searched upwards from ``r``; ``requests`` for a padding row."""
+    while r < requests and get_i32(query_start + 4 * r + 4) <= row:
+        r += 1
+    return r
+
+
+@njit(nogil=True)
+def _limit(requests: int, seq_lens: int, r: int, slots: int) -> int:
+    """Ids of a row of request ``r`` are below this; 0 for a padding row, the slots when there are no pages."""
+    if requests < 0:
+        return slots
+    return get_i32(seq_lens + 4 * r) if r < requests else 0
+
+
+@njit(nogil=True)
+def _gather(
+    ids: int,
+    start: int,
+    width: int,
+    requests: int,
+    limit: int,
+    line: int,
+    slots: int,
+    cache: int,
+    row_bytes: int,
+    addresses: int,
+) -> tuple[int, int]:
+    """Addresses of the next 64 latent rows of a row's ids from ``start`` on.
+
+    Returns (where to go on, how many); (-1, 0) for an id or a page out of bounds. A limit of 0 gives none.
+    """
+    count = 0
+    j = start if limit > 0 else width
+    while j < width and count < 64:
+        found = get_i32(ids + 4 * j)
+        j += 1
+        if found < 0:
+            continue
+        if found >= limit:
+            return -1, 0
+        slot = found
+        if requests >= 0:
+            page = get_i32(line + 4 * (found // 64))
+            slot = 64 * page + found % 64
+            if page < 0 or slot >= slots:
+                return -1, 0
+        put_i64(addresses + 8 * count, cache + slot * row_bytes)
+        count += 1
+    return j, count
 
 
 def _build(version: str) -> Callable[..., int]:
@@ -60,46 +114,72 @@ def _build(version: str) -> Callable[..., int]:
         size = 2 if half else 4
         padded = (heads + 3) // 4 * 4
         fill(q, padded * LATENT_DIM * size // 4, 0.0)
-        r = 0
+        here, there = addresses, addresses + 8 * 64
+        r = _owner(requests, query_start, 0, 0)
+        place = 0
+        count = -1
         for i in range(rows):
-            limit = slots
-            if requests >= 0:
-                while r < requests and get_i32(query_start + 4 * r + 4) <= i:
-                    r += 1
-                limit = get_i32(seq_lens + 4 * r) if r < requests else 0
             for h in range(heads):
-                place = q + h * LATENT_DIM * size
-                copy(q_nope + i * nope_row + h * nope_head, place, NOPE_DIM * size)
-                copy(q_rope + i * rope_row + h * rope_head, place + NOPE_DIM * size, ROPE_DIM * size)
+                head = q + h * LATENT_DIM * size
+                copy(q_nope + i * nope_row + h * nope_head, head, NOPE_DIM * size)
+                copy(q_rope + i * rope_row + h * rope_head, head + NOPE_DIM * size, ROPE_DIM * size)
             for h in range(padded):
                 put_f32(state + 8 * h, -math.inf)
                 put_f32(state + 8 * h + 4, 0.0)
             fill(acc, padded * NOPE_DIM, 0.0)
-            count = 0
-            for j in range(width + 1):
-                if j < width:
-                    found = get_i32(ids + 4 * (i * width + j))
-                    if found >= 0 and (requests < 0 or r < requests):
-                        if found >= limit:
-                            return 1 + i
-                        slot = found
-                        if requests >= 0:
-                            page = get_i32(table + 4 * (r * table_width + found // 64))
-                            slot = 64 * page + found % 64
-                            if page < 0 or slot >= slots:
-                                return 1 + i
-                        row = cache + slot * row_bytes
-                        if mode != 0:
-                            target = wide + count * LATENT_DIM * size
-                            widen_row(row, target, mode == 2, half != 0)
-                            row = target
-                        put_i64(addresses + 8 * count, row)
-                        count += 1
-                if count == 64 or (j == width and count > 0):
+            if count < 0:
+                limit = _limit(requests, seq_lens, r, slots)
+                line = table + 4 * r * table_width
+                place, count = _gather(
+                    ids + 4 * i * width, 0, width, requests, limit, line, slots, cache, row_bytes, here
+                )
+                if place < 0:
+                    return 1 + i
+            more = True
+            while more:
+                line = table + 4 * r * table_width
+                limit = _limit(requests, seq_lens, r, slots)
+                place, coming = _gather(
+                    ids + 4 * i * width, place, width, requests, limit, line, slots, cache, row_bytes, there
+                )
+                if place < 0:
+                    return 1 + i
+                if coming == 0:
+                    more = False
+                    if i + 1 < rows:
+                        r = _owner(requests, query_start, i + 1, r)
+                        line = table + 4 * r * table_width
+                        limit = _limit(requests, seq_lens, r, slots)
+                        place, coming = _gather(
+                            ids + 4 * (i + 1) * width, 0, width, requests, limit, line, slots, cache, row_bytes, there
+                        )
+                        if place < 0:
+                            return 2 + i
+                if count > 0:
+                    if mode != 0:
+                        for k in range(count):
+                            target = wide + k * LATENT_DIM * size
+                            widen_row(get_i64(here + 8 * k), target, mode == 2, half != 0)
+                            put_i64(here + 8 * k, target)
                     for k in range(count, (count + 3) // 4 * 4):
-                        put_i64(addresses + 8 * k, get_i64(addresses + 8 * count - 8))
-                    tile(q, padded, half != 0, addresses, count, scale, logits, state, keep, acc)
-                    count = 0
+                        put_i64(here + 8 * k, get_i64(here + 8 * count - 8))
+                    tile(
+                        q,
+                        padded,
+                        half != 0,
+                        here,
+                        count,
+                        scale,
+                        logits,
+                        state,
+                        keep,
+                        acc,
+                        there,
+                        coming,
+                        row_bytes,
+                    )
+                here, there = there, here
+                count = coming
             for h in range(heads):
                 mass = get_f32(state + 8 * h + 4)
                 target = out + (i * heads + h) * NOPE_DIM * size
@@ -139,7 +219,7 @@ def attend(
     heads, size = q_nope.shape[1], q_nope.element_size()
     padded = (heads + 3) // 4 * 4
     q = scratch.address(padded * LATENT_DIM * size, "one query row")
-    addresses = scratch.address(8 * 64, "addresses of one tile")
+    addresses = scratch.address(2 * 8 * 64, "addresses of two tiles")
     logits = scratch.address(4 * 64 * padded, "logits of one tile")
     state = scratch.address(8 * padded, "softmax state")
     keep = scratch.address(4 * padded, "softmax factors")

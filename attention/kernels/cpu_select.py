@@ -2,11 +2,12 @@
 
 for each request
     rows that see <= topk keys: 0 .. position
-    for each cut of the other rows (as many as fit in the score block)
+    for each cut of the other rows (as many as fit in the scratch)
+        queries that need it: quantised (fp8) or widened (mixed types)
         for each page of the context:  widen, pack, then 64 scores for each row that sees it
         for each row:                  threshold and ids
 
-scratch | 64 keys widened | 64 keys packed | scores, float32 [cut, pages * 64] |
+XX
 """
 
 from __future__ import annotations
@@ -14,16 +15,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from numba import njit
 from torch import Tensor
 
 from attention.batch import AttentionBatch
-from attention.kernels.score import pack, scale_keys, score, widen
+from attention.kernels.score import pack, quantise, scale_keys, score, widen
 from attention.kernels.topk import collect
 from attention.kernels.vector import compiled, get_i32, put_i32, stamp
 from attention.layouts import INDEX_PAGE_BYTES, INDEX_SCALE_AT, IndexCache
 from attention.scratch import Scratch
 
+# How a key page is read, and what is done to the queries first.
 _DIRECT, _HALF, _SMALL = 0, 1, 2
+_AS_IT_IS, _WIDEN, _QUANTISE_FLOAT, _QUANTISE_HALF = 0, 1, 2, 3
+
+
+@njit(nogil=True)
+def _all_seen(seen: int, topk: int, out: int) -> None:
+    """Ids 0 to seen - 1, then -1."""
+    for j in range(topk):
+        put_i32(out + 4 * j, j if j < seen else -1)
+
+
+@njit(nogil=True)
+def _prepared(prepare: int, q: int, weights: int, heads: int, dim: int, target: int, gain: int) -> None:
+    """One query row and its head weights in the form that the scores are taken in."""
+    if prepare == _WIDEN:
+        widen(q, heads * dim, False, target)
+        for h in range(heads):
+            put_i32(gain + 4 * h, get_i32(weights + 4 * h))
+    else:
+        quantise(q, heads, prepare == _QUANTISE_HALF, target, weights, gain)
 
 
 def _build(version: str) -> Callable[..., int]:
@@ -39,6 +61,7 @@ def _build(version: str) -> Callable[..., int]:
         dim: int,
         words: int,
         pairs: int,
+        prepare: int,
         weights: int,
         cache: int,
         pages: int,
@@ -47,50 +70,52 @@ def _build(version: str) -> Callable[..., int]:
         topk: int,
         widened: int,
         packed: int,
+        block: int,
         capacity: int,
         out: int,
     ) -> int:
         """0, or 1 + the request whose page table names a page outside the cache."""
         if len(version) == 0:
             return -1
-        block = packed + 256 * words
-        step = page_bytes // 64
+        row_bytes = 4 * heads * words
+        given_bytes = heads * dim * (2 if prepare in (_WIDEN, _QUANTISE_HALF) else 4)
+        own = 0 if prepare == _AS_IT_IS else row_bytes + 4 * heads
         for r in range(requests):
             first = get_i32(query_start + 4 * r)
             last = get_i32(query_start + 4 * r + 4)
-            length = get_i32(seq_lens + 4 * r)
             if first == last:
                 continue
+            length = get_i32(seq_lens + 4 * r)
             row = first
             while row < last and length - last + row < topk:
-                seen = length - last + row + 1
-                for j in range(seen):
-                    put_i32(out + 4 * (row * topk + j), j)
-                for j in range(seen, topk):
-                    put_i32(out + 4 * (row * topk + j), -1)
+                _all_seen(length - last + row + 1, topk, out + 4 * row * topk)
                 row += 1
             stride = (length + 63) // 64 * 256
             while row < last:
-                stop = min(last, row + capacity // stride)
-                deepest = length - last + stop
-                for page in range((deepest + 63) // 64):
+                stop = min(last, row + capacity // (stride + own))
+                queries = q + row * row_bytes
+                gains = weights + 4 * row * heads
+                if prepare != _AS_IT_IS:
+                    queries = block + (stop - row) * stride
+                    gains = queries + (stop - row) * row_bytes
+                    for i in range(row, stop):
+                        target = queries + (i - row) * row_bytes
+                        gain = gains + 4 * (i - row) * heads
+                        _prepared(prepare, q + i * given_bytes, weights + 4 * i * heads, heads, dim, target, gain)
+                for page in range((length - last + stop + 63) // 64):
                     physical = get_i32(table + 4 * (r * table_width + page))
                     if physical < 0 or physical >= pages:
                         return 1 + r
                     source = cache + physical * page_bytes
-                    keys = source
-                    key_step = step
-                    if mode != _DIRECT:
+                    if mode == _DIRECT:
+                        pack(source, page_bytes // 64, words, packed)
+                    else:
                         widen(source, 64 * dim, mode == _SMALL, widened)
-                        keys = widened
-                        key_step = 4 * words
-                    pack(keys, key_step, words, packed)
-                    begin = max(row, last - length + 64 * page)
-                    for i in range(begin, stop):
-                        place = block + (i - row) * stride + 256 * page
-                        score(
-                            q + i * heads * words * 4, heads, words, pairs != 0, packed, weights + 4 * i * heads, place
-                        )
+                        pack(widened, 4 * words, words, packed)
+                    for i in range(max(row, last - length + 64 * page), stop):
+                        k = i - row
+                        place = block + k * stride + 256 * page
+                        score(queries + k * row_bytes, heads, words, pairs != 0, packed, gains + 4 * k * heads, place)
                         if mode == _SMALL:
                             scale_keys(place, source + INDEX_SCALE_AT)
                 for i in range(row, stop):
@@ -114,24 +139,27 @@ def select(
     out: Tensor,
 ) -> None:
     """Fill out int32 [n, topk]; see ``indexer.ragged.select`` for the arguments."""
-    dim = cache.dim
+    dim, half = cache.dim, q.dtype == torch.bfloat16
+    if dim % 16:
+        raise ValueError(f"cache: keys of {dim} values; a multiple of 16 is needed")
+    prepare, mode, pairs = _AS_IT_IS, _DIRECT, 0
+    page_bytes, pages = 64 * dim * cache.buffer.element_size(), cache.slots // 64
     if cache.kind == "fp8":
-        mode, pairs, page_bytes, pages = _SMALL, 1, INDEX_PAGE_BYTES, cache.buffer.shape[0]
-    else:
-        pairs = int(cache.kind == "bfloat16" and q.dtype == torch.bfloat16 and dim % 2 == 0)
-        mode = _HALF if cache.kind == "bfloat16" and not pairs else _DIRECT
-        page_bytes, pages = 64 * dim * cache.buffer.element_size(), cache.buffer.shape[0] // 64
-    if not pairs and q.dtype != torch.float32:
-        q = q.float()
-    words = dim // 2 if pairs else dim
+        prepare, mode, pairs = _QUANTISE_HALF if half else _QUANTISE_FLOAT, _SMALL, 1
+        page_bytes = INDEX_PAGE_BYTES
+    elif cache.kind == "bfloat16" and half:
+        pairs = 1
+    elif cache.kind == "bfloat16":
+        mode = _HALF
+    elif half:
+        prepare = _WIDEN
+    heads, words = q.shape[1], dim // 2 if pairs else dim
     widened = scratch.address(256 * words, "index keys of one page")
     packed = scratch.address(256 * words, "packed index keys of one page")
     longest = int(batch.seq_lens.max()) if batch.requests else 0
-    one = (longest + 63) // 64 * 256
-    capacity = scratch.free
-    if one > capacity:
-        scratch.address(one, f"index scores of one row over {longest} keys")
-    scratch.address(min(capacity, one * q.shape[0]), "index scores")
+    one = (longest + 63) // 64 * 256 + (0 if prepare == _AS_IT_IS else 4 * heads * (words + 1))
+    capacity = max(min(scratch.free, one * q.shape[0]), one)
+    block = scratch.address(capacity, f"index scores of one row over {longest} keys")
     if batch.rows < q.shape[0]:
         out[batch.rows :].fill_(-1)
     failed = _run(
@@ -141,10 +169,11 @@ def select(
         batch.page_table.data_ptr(),
         batch.page_table.shape[1],
         q.data_ptr(),
-        q.shape[1],
+        heads,
         dim,
         words,
         pairs,
+        prepare,
         head_weights.data_ptr(),
         cache.buffer.data_ptr(),
         pages,
@@ -153,6 +182,7 @@ def select(
         topk,
         widened,
         packed,
+        block,
         capacity,
         out.data_ptr(),
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attention.batch import PAGE_SIZE, AttentionBatch
-from attention.layouts import NOPE_DIM, IndexCache, LatentCache, load_index, load_latent
+from attention.layouts import INDEX_AMAX_FLOOR, NOPE_DIM, IndexCache, LatentCache, load_index, load_latent, quantise
 from attention.scratch import Scratch
 
 
@@ -39,6 +39,9 @@ def select(
 ) -> None:
     """Fill out int32 [n, topk]. Rows are scored in cuts of what heads x context float32 leaves room for."""
     out.fill_(-1)
+    if cache.kind == "fp8":
+        values, scale = quantise(q, INDEX_AMAX_FLOOR)
+        q, head_weights = values.float(), head_weights * scale
     for r in range(batch.requests):
         first, last, length = int(batch.query_start[r]), int(batch.query_start[r + 1]), int(batch.seq_lens[r])
         if first == last:

@@ -27,10 +27,11 @@ from attention.kernels.vector import (
     block,
     get_i32,
     half_floats,
+    put_exact,
     put_i32,
-    put_rounded,
     small_floats,
 )
+from attention.layouts import E4M3_MAX, INDEX_AMAX_FLOOR, INDEX_DIM
 
 KEYS = 64
 HEADS = 4
@@ -108,7 +109,45 @@ def _widen_half(code: Code, source: Any, target: Any) -> None:
 @block(types.void, i64, i64)
 def _widen_small(code: Code, source: Any, target: Any) -> None:
     """16 e4m3 to 16 bfloat16, exact."""
-    put_rounded(code, small_floats(code, source), target)
+    put_exact(code, small_floats(code, source), target)
+
+
+def _quantise(half: bool) -> Any:
+    """Emitter of ``quantise(source, target, weight, folded)``: 128 values of one head."""
+    parts = INDEX_DIM // W
+
+    def emit(code: Code, source: Any, target: Any, weight: Any, folded: Any) -> None:
+        if half:
+            values = [half_floats(code, code.at(source, 2 * W * v)) for v in range(parts)]
+        else:
+            values = [code.load(code.at(source, LINE * v), VF) for v in range(parts)]
+        largest = code.constant(VF, INDEX_AMAX_FLOOR)
+        for value in values:
+            largest = code.greater(code.call("llvm.fabs.v16f32", VF, [value]), largest)
+        scale = code.b.fdiv(code.max(largest), F32(E4M3_MAX))
+        divisor = code.splat(scale)
+        for v, value in enumerate(values):
+            put_exact(code, code.rounded_e4m3(code.b.fdiv(value, divisor)), code.at(target, 2 * W * v))
+        code.store(code.b.fmul(code.load(weight, F32), scale), folded)
+
+    return emit
+
+
+_quantise_float = block(types.void, i64, i64, i64, i64)(_quantise(False))
+_quantise_half = block(types.void, i64, i64, i64, i64)(_quantise(True))
+
+
+@njit(nogil=True)
+def quantise(q: int, heads: int, half: bool, target: int, weights: int, folded: int) -> None:
+    """A query row [heads, 128] to e4m3 values held as bfloat16, its scales folded into the head weights.
+
+    scale = max(amax, 1e-4) / 448 of each head; folded = weight * scale.
+    """
+    for h in range(heads):
+        if half:
+            _quantise_half(q + 256 * h, target + 256 * h, weights + 4 * h, folded + 4 * h)
+        else:
+            _quantise_float(q + 512 * h, target + 256 * h, weights + 4 * h, folded + 4 * h)
 
 
 @njit(nogil=True)

@@ -25,7 +25,9 @@ from attention.kernels.vector import (
     W,
     block,
     get_f32,
+    get_i64,
     half_floats,
+    prefetch,
     put_f32,
     put_rounded,
     small_floats,
@@ -35,7 +37,6 @@ from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_AT, ROPE_DIM, SCALE_AT,
 KEYS = 64
 HEADS = 4
 QUAD = 4
-COLUMNS = 64
 
 i64 = types.int64
 f32 = types.float32
@@ -70,17 +71,17 @@ _products_float = block(types.void, i64, i64, i64, i64, i64)(_products(False))
 _products_pairs = block(types.void, i64, i64, i64, i64, i64)(_products(True))
 
 
-def _values(half: bool) -> Any:
-    """Emitter of ``values(p, p_step, addresses, count, column, acc, acc_step, keep)``: 4 heads x 64 values."""
-    lanes = COLUMNS // W
+def _values(half: bool, heads: int, columns: int) -> Any:
+    """Emitter of ``values(p, p_step, addresses, count, column, acc, acc_step, keep)`` for heads x columns values."""
+    lanes = columns // W
 
     def emit(
         code: Code, p: Any, p_step: Any, addresses: Any, count: Any, column: Any, acc: Any, acc_step: Any, keep: Any
     ) -> None:
-        places = [code.at(acc, code.b.mul(acc_step, code.i64(h))) for h in range(HEADS)]
-        weights = [code.at(p, code.b.mul(p_step, code.i64(h))) for h in range(HEADS)]
+        places = [code.at(acc, code.b.mul(acc_step, code.i64(h))) for h in range(heads)]
+        weights = [code.at(p, code.b.mul(p_step, code.i64(h))) for h in range(heads)]
         start = []
-        for h in range(HEADS):
+        for h in range(heads):
             factor = code.splat(code.load(code.at(keep, 4 * h), F32))
             start += [code.b.fmul(code.load(code.at(places[h], LINE * v), VF), factor) for v in range(lanes)]
         size = 2 if half else 4
@@ -94,13 +95,13 @@ def _values(half: bool) -> Any:
                 latent = [code.load(code.at(row, size * W * v), VF) for v in range(lanes)]
             along = code.b.mul(j, code.i64(4))
             done = []
-            for h in range(HEADS):
+            for h in range(heads):
                 weight = code.splat(code.load(code.at(weights[h], along), F32))
                 done += [code.fma(weight, latent[v], sums[h * lanes + v]) for v in range(lanes)]
             return done
 
         sums = code.loop(count, start, step)
-        for h in range(HEADS):
+        for h in range(heads):
             for v in range(lanes):
                 code.store(sums[h * lanes + v], code.at(places[h], LINE * v))
 
@@ -108,8 +109,9 @@ def _values(half: bool) -> Any:
 
 
 _eight = (i64,) * 8
-_values_float = block(types.void, *_eight)(_values(False))
-_values_half = block(types.void, *_eight)(_values(True))
+_values_float = block(types.void, *_eight)(_values(False, 4, 64))
+_values_half = block(types.void, *_eight)(_values(True, 4, 64))
+_values_half8 = block(types.void, *_eight)(_values(True, 8, 32))
 
 
 @block(types.void, i64, i64, f32, i64, i64)
@@ -159,13 +161,13 @@ def _put_half(code: Code, source: Any, target: Any, factor: Any) -> None:
 @block(types.void, i64, i64, f32)
 def _small_to_float(code: Code, source: Any, target: Any, scale: Any) -> None:
     """16 e4m3 times a scale, to float32."""
-    code.store(code.b.fmul(small_floats(code, source), code.splat(scale)), target)
+    code.store(small_floats(code, source, code.splat(scale)), target)
 
 
 @block(types.void, i64, i64, f32)
 def _small_to_half(code: Code, source: Any, target: Any, scale: Any) -> None:
     """16 e4m3 times a scale in float32, rounded to bfloat16."""
-    put_rounded(code, code.b.fmul(small_floats(code, source), code.splat(scale)), target)
+    put_rounded(code, small_floats(code, source, code.splat(scale)), target)
 
 
 @block(types.void, i64, i64)
@@ -178,6 +180,21 @@ def _half_to_float(code: Code, source: Any, target: Any) -> None:
 def _copy_line(code: Code, source: Any, target: Any) -> None:
     """64 bytes."""
     code.store(code.load(source, VI), target)
+
+
+@block(types.void, i64)
+def _ask(code: Code, address: Any) -> None:
+    """Prefetch one line."""
+    prefetch(code, address)
+
+
+@njit(nogil=True)
+def ask_rows(addresses: int, first: int, stop: int, row_bytes: int) -> None:
+    """Prefetch the rows number ``first`` to ``stop`` of an address list."""
+    for j in range(first, stop):
+        row = get_i64(addresses + 8 * j)
+        for i in range(0, row_bytes, 64):
+            _ask(row + i)
 
 
 @njit(nogil=True)
@@ -219,14 +236,20 @@ def tile(
     state: int,
     keep: int,
     acc: int,
+    coming: int,
+    expected: int,
+    row_bytes: int,
 ) -> None:
     """Fold ``count`` (1 to 64) latent rows into a query row's running softmax.
 
     q [heads, 576] float32 or bfloat16, heads a multiple of 4; addresses int64, repeated up to a multiple of 4;
     logits float32 [heads, 64]; state float32 [heads, 2]; keep float32 [heads]; acc float32 [heads, 512].
+    Meanwhile the ``expected`` cache rows of the next tile, listed at ``coming``, are prefetched: two for each four
+    rows of the products, four for each eighth of the values.
     """
     q_step = (2 if half else 4) * LATENT_DIM
     for j in range(0, count, 4):
+        ask_rows(coming, min(j // 2, expected), min(j // 2 + 2, expected), row_bytes)
         for h in range(0, heads, 4):
             if half:
                 _products_pairs(q + h * q_step, q_step, addresses + 8 * j, logits + 4 * (64 * h + j), 256)
@@ -234,14 +257,26 @@ def tile(
                 _products_float(q + h * q_step, q_step, addresses + 8 * j, logits + 4 * (64 * h + j), 256)
     for h in range(heads):
         _softmax(logits + 256 * h, count, scale, state + 8 * h, keep + 4 * h)
+    asked = (count + 3) // 4 * 2
+    rest = (max(expected - asked, 0) + 7) // 8
     step = 4 * NOPE_DIM
     for column in range(0, NOPE_DIM, 64):
-        for h in range(0, heads, 4):
+        ask_rows(coming, min(asked, expected), min(asked + rest, expected), row_bytes)
+        asked += rest
+        h = 0
+        while h < heads:
+            p = logits + 256 * h
             place = acc + h * step + 4 * column
+            if half and h + 8 <= heads:
+                _values_half8(p, 256, addresses, count, column, place, step, keep + 4 * h)
+                _values_half8(p, 256, addresses, count, column + 32, place + 128, step, keep + 4 * h)
+                h += 8
+                continue
             if half:
-                _values_half(logits + 256 * h, 256, addresses, count, column, place, step, keep + 4 * h)
+                _values_half(p, 256, addresses, count, column, place, step, keep + 4 * h)
             else:
-                _values_float(logits + 256 * h, 256, addresses, count, column, place, step, keep + 4 * h)
+                _values_float(p, 256, addresses, count, column, place, step, keep + 4 * h)
+            h += 4
 
 
 @njit(nogil=True)

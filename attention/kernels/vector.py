@@ -227,6 +227,23 @@ class Code:
         grown = self.b.bitcast(self.b.add(self.b.bitcast(acc, VI), bits), VF)
         return self.b.select(tiny, self.constant(VF, 0.0), grown)
 
+    def rounded_e4m3(self, x: Any) -> Any:
+        """16 float32 clamped to +-448 and rounded to the nearest e4m3 value, half to even, still as float32.
+
+        From 2^-6 up three mantissa bits stay; below, the step is 2^-9, cut by adding and taking away 1.5 * 2^14.
+        """
+        limit, low = self.constant(VF, 448.0), self.constant(VF, -448.0)
+        x = self.b.select(self.b.fcmp_ordered(">", x, limit), limit, x)
+        x = self.greater(x, low)
+        bits = self.b.bitcast(x, VI)
+        odd = self.b.and_(self.b.lshr(bits, self.constant(VI, 20)), self.constant(VI, 1))
+        moved = self.b.add(bits, self.b.add(odd, self.constant(VI, 0x7FFFF)))
+        normal = self.b.bitcast(self.b.and_(moved, self.constant(VI, -(1 << 20))), VF)
+        magic = self.constant(VF, 1.5 * 2**14)
+        small = self.b.fsub(self.b.fadd(x, magic), magic)
+        size = self.call("llvm.fabs.v16f32", VF, [x])
+        return self.b.select(self.b.fcmp_ordered("<", size, self.constant(VF, 2**-6)), small, normal)
+
     def loop(self, count: Any, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """``for i in range(count): carried = body(i, carried)`` with the values kept in registers; count >= 1."""
         start = self.b.block
@@ -293,8 +310,8 @@ def half_floats(code: Code, address: Any) -> Any:
     return code.b.bitcast(code.b.shl(raw, code.constant(VI, 16)), VF)
 
 
-def small_floats(code: Code, address: Any) -> Any:
-    """16 float32 from 16 e4m3 bytes at an address, exact.
+def small_floats(code: Code, address: Any, factor: Any = None) -> Any:
+    """16 float32 from 16 e4m3 bytes at an address, exact, or times ``factor`` (16 lanes) when given.
 
     The seven low bits, moved into a half's exponent and mantissa, are the value times 2^-8.
     """
@@ -303,13 +320,34 @@ def small_floats(code: Code, address: Any) -> Any:
     body = code.b.shl(code.b.and_(raw, code.constant(kind, 0x7F)), code.constant(kind, 7))
     sign = code.b.shl(code.b.and_(raw, code.constant(kind, 0x80)), code.constant(kind, 8))
     half = code.b.bitcast(code.b.or_(body, sign), ir.VectorType(ir.HalfType(), W))
-    return code.b.fmul(code.b.fpext(half, VF), code.constant(VF, 256.0))
+    whole = code.constant(VF, 256.0)
+    return code.b.fmul(code.b.fpext(half, VF), whole if factor is None else code.b.fmul(factor, whole))
 
 
 def put_rounded(code: Code, value: Any, address: Any) -> None:
-    """Store 16 float32 as bfloat16, rounded to nearest even."""
-    bits = code.b.bitcast(value, VI)
-    odd = code.b.and_(code.b.lshr(bits, code.constant(VI, 16)), code.constant(VI, 1))
-    moved = code.b.add(bits, code.b.add(odd, code.constant(VI, 0x7FFF)))
-    short = code.b.trunc(code.b.lshr(moved, code.constant(VI, 16)), ir.VectorType(I16, W))
+    """Store 16 float32 as bfloat16, rounded to nearest even.
+
+    NOTE: with the CPU's own conversion, magnitudes below 2^-126 become 0.
+    """
+    if has_pair_dot():
+        short = code.b.bitcast(code.b.fptrunc(value, ir.VectorType(_Bfloat(), W)), ir.VectorType(I16, W))
+    else:
+        bits = code.b.bitcast(value, VI)
+        odd = code.b.and_(code.b.lshr(bits, code.constant(VI, 16)), code.constant(VI, 1))
+        moved = code.b.add(bits, code.b.add(odd, code.constant(VI, 0x7FFF)))
+        short = code.b.trunc(code.b.lshr(moved, code.constant(VI, 16)), ir.VectorType(I16, W))
     code.store(short, address, 2)
+
+
+def put_exact(code: Code, value: Any, address: Any) -> None:
+    """Store 16 float32 that are bfloat16 values already."""
+    high = code.b.lshr(code.b.bitcast(value, VI), code.constant(VI, 16))
+    code.store(code.b.trunc(high, ir.VectorType(I16, W)), address, 2)
+
+
+def prefetch(code: Code, address: Any) -> None:
+    """Ask for one cache line, into the second level."""
+    pointer = code.b.inttoptr(address, ir.PointerType(I8))
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(code.b.module, kind, "llvm.prefetch.p0")
+    code.b.call(function, [pointer, I32(0), I32(2), I32(1)])

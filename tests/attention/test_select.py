@@ -11,6 +11,7 @@ from attention import kernels
 from attention.batch import AttentionBatch
 from attention.indexer import ragged
 from attention.kernels.reference import scores
+from attention.kernels.score import quantise as quantise_row
 from attention.layouts import INDEX_AMAX_FLOOR, IndexCache, load_index, quantise
 from attention.scratch import Scratch, ScratchTooSmall
 from tests.attention.cases import INDEX_KINDS, Case, make
@@ -159,3 +160,19 @@ def test_bad_arguments_are_named(change: dict[str, object], named: str) -> None:
     given_ = {"q": case.q, "head_weights": case.head_weights, "topk": 8} | change
     with pytest.raises(ValueError, match=named):
         ragged.select(case.batch, given_["q"], given_["head_weights"], case.index, given_["topk"], Scratch(1 << 20))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**31), exponent=st.integers(-30, 20))
+def test_queries_are_quantised_to_the_bits_of_torch(dtype: torch.dtype, seed: int, exponent: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    q = (torch.randn((5, 128), generator=rng) * 2.0**exponent).to(dtype)
+    q[3] = 0
+    q[4, ::2] *= 2**-9
+    weights = torch.randn(5, generator=rng)
+    got, folded = torch.empty((5, 128), dtype=torch.bfloat16), torch.empty(5)
+    quantise_row(q.data_ptr(), 5, dtype == torch.bfloat16, got.data_ptr(), weights.data_ptr(), folded.data_ptr())
+    values, scale = quantise(q, INDEX_AMAX_FLOOR)
+    assert torch.equal(got.float(), values.float())
+    assert torch.equal(folded, weights * scale)
