@@ -5,22 +5,43 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from glm_runtime.model.build import build, ensure, ensure_recipe
 from glm_runtime.model.recipe import DTYPES, PRESETS, Recipe, RecipeError, preset
 
-_FLAGS = ("layers", "hidden", "heads", "experts", "index_topk", "context", "dtype", "seed")
+_FLAGS = {
+    "layers": "decoder layers, the MTP layer not counted",
+    "hidden": "hidden size, a multiple of 256",
+    "heads": "attention heads",
+    "moe_inter": "width of one expert, at least hidden / 2",
+    "experts": "routed experts",
+    "experts_per_token": "routed experts a token visits",
+    "index_topk": "cached tokens the indexer selects",
+    "context": "max_position_embeddings",
+    "dtype": "of the stored weights",
+    "seed": "of the random part of the weights",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m glm_runtime.model", description=__doc__)
+    parser = _Parser(prog="python -m glm_runtime.model", description=__doc__)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: the user's cache)")
     parser.add_argument("--preset", default="tiny", help=f"one of {', '.join(PRESETS)} (default tiny)")
     parser.add_argument("--report", action="store_true", help="print the measured gaps of the model, write no folder")
-    for name in _FLAGS:
+    defaults = dataclasses.asdict(PRESETS["tiny"])
+    for name, text in _FLAGS.items():
         flag = "--" + name.replace("_", "-")
-        kind = str if name == "dtype" else int
-        parser.add_argument(flag, dest=name, type=kind, choices=DTYPES if name == "dtype" else None, default=None)
+        if name == "dtype":
+            parser.add_argument(flag, choices=DTYPES, help=f"{text} (default: the preset's; tiny {defaults[name]})")
+        else:
+            help_text = f"{text} (default: the preset's; tiny {defaults[name]})"
+            parser.add_argument(flag, dest=name, type=int, metavar="N", help=help_text)
     return parser
 
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-REVISION = 1  # raised whenever the same recipe would give other bytes
+REVISION = 3  # raised whenever the same recipe would give other bytes
 DTYPES = ("float32", "bfloat16")
 
 
@@ -26,7 +26,7 @@ class Recipe:
     q_lora: int = 128
     kv_lora: int = 512
     dense_inter: int = 512
-    moe_inter: int = 64
+    moe_inter: int = 128
     experts: int = 8
     experts_per_token: int = 2
     index_heads: int = 32
@@ -43,14 +43,22 @@ class Recipe:
             value = getattr(self, field.name)
             if field.name not in ("dtype", "seed") and value < 1:
                 raise RecipeError(f"{field.name}: must be at least 1, got {value}")
-        if self.layers > 1024:
-            raise RecipeError(f"layers: at most 1024, got {self.layers}")
+        if not 2 <= self.layers <= 1024:
+            raise RecipeError(f"layers: must be 2 to 1024 (one dense, one or more MoE), got {self.layers}")
         if self.heads % 2:
             raise RecipeError(f"heads: must be even (tensor parallel 2), got {self.heads}")
         if self.experts_per_token > self.experts:
             raise RecipeError(f"experts_per_token: {self.experts_per_token} exceeds experts {self.experts}")
-        if self.hidden < 256 or self.hidden % 256:
+        if self.hidden % 256:
             raise RecipeError(f"hidden: must be a multiple of 256, got {self.hidden}")
+        if 2 * self.moe_inter < self.hidden:
+            raise RecipeError(f"moe_inter: must be at least hidden / 2 = {self.hidden // 2}, got {self.moe_inter}")
+        if self.rope_dim + self.nope_dim != self.index_dim:
+            raise RecipeError(f"index_dim: must be rope_dim + nope_dim = {self.rope_dim + self.nope_dim}")
+        if self.kv_lora <= self.nope_dim:
+            raise RecipeError(f"kv_lora: must exceed nope_dim {self.nope_dim}, got {self.kv_lora}")
+        if self.index_heads % 4:
+            raise RecipeError(f"index_heads: must be a multiple of 4, got {self.index_heads}")
 
     def digest(self) -> str:
         """12 hex digits that name this recipe and the builder's revision."""
@@ -66,7 +74,7 @@ PRESETS: dict[str, Recipe] = {
         heads=8,
         q_lora=256,
         dense_inter=1024,
-        moe_inter=128,
+        moe_inter=256,
         experts=16,
         experts_per_token=4,
         index_topk=256,

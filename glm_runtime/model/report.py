@@ -7,9 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from glm_runtime.model import rng
 
-PROMPTS = (1, 2, 15, 63, 64, 65, 100, 500)
+PROMPTS = (1, 2, 15, 63, 64, 65, 100, 500, 1500)
 NEW_TOKENS = 32
-TEXT_TOKENS = 256
 
 
 def prompt(count: int, stream: int = 0) -> list[int]:

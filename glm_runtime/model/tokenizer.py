@@ -107,6 +107,11 @@ def vocabulary() -> dict[str, int]:
     return vocab
 
 
+def printable() -> list[int]:
+    """Ids of tokens made of printable ASCII: the 95 single letters, then the 224 pairs."""
+    return [*range(32, 127), *range(BYTES, SPECIAL_START)]
+
+
 def build() -> Tokenizer:
     """The tokenizer itself."""
     tok = Tokenizer(models.BPE(vocab=vocabulary(), merges=pairs()))
