@@ -1,8 +1,8 @@
 """GLM-MoE-DSA models on SGLang's runtime, with the prefill philosophy as a choice.
 
 `glm_runtime.Engine` is the in-process form; `python -m glm_runtime.launch_server` the server.
-Importing this package imports neither torch nor SGLang: SGLang chooses its platform while it is imported, and the request
-has to be published before that.
+Importing this package imports neither torch nor SGLang: SGLang chooses its platform while it is imported, and the
+request has to be published before that.
 """
 
 from __future__ import annotations

@@ -6,8 +6,13 @@ argv ── split() ──> ours (this table)  +  the rest (SGLang's ServerArgs,
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from glm_runtime.config import ConfigError
+from policies.ledger import flags as ledger_flags
+from policies.ledger.flags import LedgerFlags
 
 PROG = "python -m glm_runtime.launch_server"
 DESCRIPTION = (
@@ -28,6 +33,25 @@ class Options:
     indexer_scratch_mb: int | None = None
     cpu_threads: int | None = None
     cpu_weight_packing: bool = True
+    ledger: LedgerFlags = field(default_factory=LedgerFlags)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Options:
+        """Options from parsed values or keyword arguments; names that are not ours are left alone.
+
+        Raises ConfigError naming the flag of a value that cannot be.
+        """
+        try:
+            ledger = ledger_flags.from_values(values)
+        except ledger_flags.FlagError as error:
+            raise ConfigError(error) from None
+        own = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name != "ledger"}
+        return cls(**own, ledger=ledger)
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """Every name that `of` reads."""
+        return (set(cls.__dataclass_fields__) | set(LedgerFlags.__dataclass_fields__)) - {"ledger"}
 
     def overrides(self) -> dict[str, str | None]:
         """Slot -> implementation named by its own flag."""
@@ -37,6 +61,13 @@ class Options:
             "prefill_kv": self.prefill_kv,
             "context_parallel": self.cp_split,
         }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigError instead of printing a usage text and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
 
 
 def _positive(text: str) -> int:
@@ -70,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cpu-threads",
         type=_positive,
         metavar="N",
-        help="OpenMP threads of each rank on CPU (default: OMP_NUM_THREADS, else all usable cores but one, divided by the ranks)",
+        help="OpenMP threads of each rank on CPU (default: OMP_NUM_THREADS, else a share of all cores but one)",
     )
     group.add_argument(
         "--no-cpu-weight-packing",
@@ -78,19 +109,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="keep CPU weights unpacked: slower, but online weight updates stay possible",
     )
+    ledger_flags.add_arguments(parser)
+
+
+def once(argv: Sequence[str]) -> None:
+    """Raise ConfigError where one of our flags is given twice with different values: which one is meant is a guess."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_arguments(parser)
+    ours = {flag for action in parser._actions if action.nargs != 0 for flag in action.option_strings}
+    seen: dict[str, str] = {}
+    for i, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name not in ours:
+            continue
+        value = value if equals else " ".join(argv[i + 1 : i + 2])
+        if seen.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is given twice: {seen[name]} and {value}")
 
 
 def split(argv: Sequence[str]) -> tuple[Options, list[str], argparse.Namespace]:
     """Our options, the arguments left for SGLang, and the raw namespace (`list_policies`).
 
-    Exits with code 2 and a usage line where one of our flags has a bad value.
+    Raises ConfigError where one of our flags has a bad value or none.
     """
     # NOTE: no abbreviations: --sched could be SGLang's --schedule-policy, and SGLang's parser abbreviates on its own.
-    parser = argparse.ArgumentParser(prog=PROG, usage=f"{PROG} [options]", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=PROG, usage=f"{PROG} [options]", add_help=False, allow_abbrev=False)
     add_arguments(parser)
     ours, rest = parser.parse_known_args(list(argv))
-    values = {name: getattr(ours, name) for name in Options.__dataclass_fields__}
-    return Options(**values), rest, ours
+    return Options.of(vars(ours)), rest, ours
 
 
 def help_text() -> str:

@@ -2,14 +2,15 @@
 
     launcher / Engine --RuntimeConfig.publish()--> environment --asked()--> scheduler, detokenizer, DP controller
 
-SGLang chooses its platform and loads its plugins while modules are imported, before any ServerArgs object has arrived in
-a child process. The environment is the one channel that exists by then, so the launcher writes the whole request there as
-one JSON value. It is a wire between our own processes, not a knob: users set flags.
+SGLang chooses its platform and loads its plugins while modules are imported, before any ServerArgs object has arrived
+in a child process. The environment is the one channel that exists by then, so the launcher writes the whole request
+there as one JSON value. It is a wire between our own processes, not a knob: users set flags.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         threads: OpenMP threads a rank; 0 where SGLang decides (accelerator).
         indexer_scratch_mb: MiB of scratch for the CPU indexer and sparse attention; 0 on an accelerator.
         pack_weights: whether CPU weights are packed for oneDNN.
+        knobs: settings of the scheduler slot, by name; JSON values.
+        failures: folder in which a failing child process leaves its reason (see `ending.py`).
     """
 
     policy: str
@@ -39,6 +42,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     indexer_scratch_mb: int = 0
     pack_weights: bool = True
+    knobs: dict[str, Any] = {}
+    failures: str = ""
 
     def publish(self) -> None:
         """Make this the request of every process started from here, and let SGLang find our plugins."""
@@ -52,7 +57,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def retract() -> None:
-        """Undo publish() (an in-process Engine that has shut down)."""
+        """Undo publish(): the launch was refused, or has ended."""
+        from glm_runtime.ending import discard
+
+        request = asked()
+        if request is not None and request.failures:
+            discard(request.failures)
         os.environ.pop(ENV, None)
 
 

@@ -7,10 +7,15 @@ engine.shutdown()
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from glm_runtime.cli import Options
-from glm_runtime.config import ConfigError, RuntimeConfig
+from glm_runtime.config import ENV, ConfigError, RuntimeConfig
+from glm_runtime.threads import OMP_VARIABLES
+
+# What an engine's start writes into the environment of its own process, taken back when it ends.
+CHANGED = (ENV, "SGLANG_PLUGINS", "SGLANG_CPU_OMP_THREADS_BIND", "PYTHONWARNINGS", *OMP_VARIABLES)
 
 
 def Engine(**arguments: Any) -> Any:
@@ -24,34 +29,48 @@ def Engine(**arguments: Any) -> Any:
     Raises:
         ConfigError, policies.base.PolicyError: what was asked for cannot be honoured; one line naming it.
     """
-    from glm_runtime import prepare, symbols
+    from glm_runtime import config, model_files, prepare, symbols
 
-    ours = {name: arguments.pop(name) for name in list(arguments) if name in Options.__dataclass_fields__}
-    options = Options(**ours)
+    if config.asked() is not None:
+        raise ConfigError("an engine of this process is still running; shut it down first (engine.shutdown())")
+    ours = {name: arguments.pop(name) for name in list(arguments) if name in Options.names()}
+    options = Options.of({name: value for name, value in ours.items() if value is not None})
+    path = arguments.get("model_path")
+    if path is not None:
+        model_files.check_config(str(path), model_files.read_config(str(path)))
+        model_files.check_folder(str(path), arguments.get("load_format"))
     device = prepare.choose_device(arguments.get("device"))
     ranks = 1
     for size in ("tp_size", "pp_size", "dp_size"):
         ranks *= int(arguments.get(size) or 1)
-    request = prepare.request_for(options, device, ranks)
-    arguments.setdefault("model_path", None)
-    if arguments["model_path"] is None:
-        arguments["model_path"] = prepare.default_model()
+    request = prepare.request_for(options, device, ranks, usage="engine")
+    arguments["model_path"] = prepare.default_model() if path is None else str(path)
     if device == "cpu":
         arguments.setdefault("device", "cpu")
-    config = prepare.model_config(arguments["model_path"])
-    prepare.check_architecture(arguments["model_path"], config)
     # NOTE: published before anything of SGLang is imported: its platform is chosen during import.
+    before = dict(os.environ)
     prepare.set_environment(request, ranks)
     try:
         symbols.check()
-        return _start(request, options, config, arguments)
+        return _start(request, options, arguments, before)
     except BaseException:
-        RuntimeConfig.retract()
+        _restore(before)
         raise
 
 
-def _start(request: RuntimeConfig, options: Options, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
-    from glm_runtime import prepare, refuse
+def _restore(before: dict[str, str]) -> None:
+    """Take the request back, and give this process the environment it had."""
+    RuntimeConfig.retract()
+    for name in set(os.environ) - set(before):
+        if name in CHANGED:
+            del os.environ[name]
+    for name in CHANGED:
+        if name in before:
+            os.environ[name] = before[name]
+
+
+def _start(request: RuntimeConfig, options: Options, arguments: dict[str, Any], before: dict[str, str]) -> Any:
+    from glm_runtime import ending, model_files, prepare, refuse
 
     prepare.load_plugins()
     from sglang.srt.platforms import current_platform
@@ -69,9 +88,19 @@ def _start(request: RuntimeConfig, options: Options, config: dict[str, Any], arg
 
         def shutdown(self) -> None:
             super().shutdown()
-            RuntimeConfig.retract()
+            _restore(before)
 
     arguments.setdefault("log_level", "error")
-    server_args = ServerArgs(**arguments)
+    try:
+        server_args = ServerArgs(**arguments)
+    except TypeError as error:  # an argument that neither of us knows
+        raise ConfigError(ending.describe(error)) from None
+    config = model_files.read_config(server_args.model_path)
     refuse.launch(server_args, request, config, options.cp_split)
-    return PolicyEngine(server_args=server_args)
+    prepare.fit_ledger(server_args, request)
+    ending.catch_child_failures(server_args)
+    try:
+        return PolicyEngine(server_args=server_args)
+    except BaseException:
+        ending.end_children()
+        raise

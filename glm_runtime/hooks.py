@@ -1,26 +1,28 @@
 """Every place where SGLang is changed through its HookRegistry, with the reason.
 
 A hook is the last choice: a platform method, a registry or a subclass comes first (`platform.py`, `plugin.py`). What is
-left has no seam of its own. `symbols.py` checks before launch that each target exists with the signature expected here.
+left has no seam of its own. `symbols.py` checks before launch that each target exists with the signature expected.
 
-| target (sglang.srt.)                              | kind   | device | why no seam                                             |
-|---------------------------------------------------|--------|--------|---------------------------------------------------------|
-| arg_groups.model_hook.handle_model_specific_...    | AROUND | cpu    | asks torch.cuda for its capability for every DSA model  |
-| layers.rotary_embedding.factory.get_rope_cpu       | AROUND | cpu    | asserts that rope_scaling is given                      |
-| model_executor.pool_configurator...cell_size       | AROUND | cpu    | sizes index keys as fp8 whatever the pool class stores  |
-| managers.scheduler.Scheduler.get_init_info         | AFTER  | any    | the handshake has no field for a plugin                 |
-| ...internal_state....get_internal_state            | AFTER  | any    | neither has the state report                            |
-| entrypoints.engine.Engine._launch_subprocesses     | AFTER  | any    | the launcher has no "schedulers are ready" callback     |
+|target (sglang.srt.)                            | kind   | on  | why no seam                                          |
+|------------------------------------------------|--------|-----|------------------------------------------------------|
+|arg_groups.model_hook.handle_model_specific_... | AROUND | cpu | asks torch.cuda for its capability, every DSA model  |
+|layers.rotary_embedding.factory.get_rope_cpu    | AROUND | cpu | asserts that rope_scaling is given                   |
+|...DefaultPoolConfigurator._compute_dsa_...     | AROUND | cpu | sizes index keys as fp8 whatever the pool stores     |
+|managers.scheduler.Scheduler.get_init_info      | AFTER  | any | the handshake has no field for a plugin              |
+|managers.scheduler.Scheduler.get_internal_state | AFTER  | any | neither has the state report                         |
+|entrypoints.engine.Engine._launch_subprocesses  | AFTER  | any | there is no "schedulers are ready" callback          |
+|entrypoints.engine.kill_process_tree            | AROUND | any | Engine.shutdown also kills Python's resource tracker |
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from glm_runtime import report
+from glm_runtime import ending, report
 from glm_runtime.config import RuntimeConfig
 
 MODEL_ADJUSTMENTS = "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments"
@@ -28,6 +30,7 @@ ROPE_CPU = "sglang.srt.layers.rotary_embedding.factory.get_rope_cpu"
 INDEX_CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_dsa_indexer_cell_size"
 INIT_INFO = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
 INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+KILL_TREE = "sglang.srt.entrypoints.engine.kill_process_tree"
 LAUNCHED = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
 
 
@@ -40,10 +43,11 @@ def register(request: RuntimeConfig) -> None:
     HookRegistry.register(INIT_INFO, add_report, HookType.AFTER)
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)
+    HookRegistry.register(KILL_TREE, spare_tracker, HookType.AROUND)
 
 
 def adjust_without_cuda(original: Callable[..., Any], server_args: Any) -> Any:
-    """Run SGLang's model adjustments as on an NPU: the arm that declares nothing for DSA models and asks no CUDA device."""
+    """SGLang's model adjustments as on an NPU: the arm that declares nothing for DSA models and asks no CUDA device."""
     from sglang.srt.runtime_context import override_platform
 
     with override_platform(is_npu=True):
@@ -87,11 +91,22 @@ def add_report_to_state(output: Any, scheduler: Any, *_args: Any, **_kwargs: Any
 
 
 def compare_reports(launched: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Refuse to serve unless every scheduler reports exactly what was asked for."""
-    result = launched[3]
+    """Refuse to serve unless every scheduler reports exactly what was asked for; then a later end is ours to tell."""
+    manager, result = launched[0], launched[3]
     wait = getattr(result, "wait_for_ready", None)
     if not getattr(result, "scheduler_infos", None) and wait is not None:
         wait()
     for rank, info in enumerate(result.scheduler_infos):
         report.require(info.get("glm_runtime"), rank)
+    if hasattr(manager, "signal_handler_class"):
+        manager.signal_handler_class = ending.running_handler(manager.signal_handler_class)
     return launched
+
+
+def spare_tracker(
+    original: Callable[..., Any], parent_pid: int | None, include_parent: bool = True, *args: Any, **kwargs: Any
+) -> Any:
+    """Where a process ends its own children, Python's resource tracker stays: killed, it complains loudly."""
+    if not include_parent and parent_pid in (None, os.getpid()) and not args and kwargs.get("skip_pid") is None:
+        kwargs["skip_pid"] = ending.resource_tracker_pid()
+    return original(parent_pid, include_parent, *args, **kwargs)

@@ -8,89 +8,124 @@ Exit codes: 0 stopped normally, 1 failed while starting or serving, 2 refused.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from glm_runtime.cli import Options, help_text, split
-from glm_runtime.config import ConfigError
+from glm_runtime import config_file, ending
+from glm_runtime.cli import Options, help_text, once, split
+from glm_runtime.config import ConfigError, RuntimeConfig
+from glm_runtime.ending import fail
 
-
-def fail(text: object, code: int = 2) -> NoReturn:
-    """One line on standard error, then exit."""
-    line = " ".join(str(text).split())
-    print(f"glm_runtime: error: {line}", file=sys.stderr, flush=True)
-    raise SystemExit(code)
-
-
-def value_of(argv: Sequence[str], *flags: str) -> str | None:
-    """Last value given to any of `flags` in `argv`, as `--flag value` or `--flag=value`."""
-    found = None
-    for i, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name in flags:
-            found = value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
-    return found
+SIZES = {
+    "tp_size": ("--tp-size", "--tensor-parallel-size", "--tp"),
+    "pp_size": ("--pp-size", "--pipeline-parallel-size", "--pp"),
+    "dp_size": ("--dp-size", "--data-parallel-size", "--dp"),
+}
+MODEL = ("--model-path", "--model")
+DEFAULT_PORT = 30000
 
 
-def rank_count(argv: Sequence[str]) -> int:
-    """Model processes that SGLang's size flags ask for."""
-    ranks = 1
-    for flags in (
-        ("--tp-size", "--tensor-parallel-size", "--tp"),
-        ("--pp-size", "--pipeline-parallel-size"),
-        ("--dp-size", "--data-parallel-size"),
-    ):
-        text = value_of(argv, *flags)
-        if text is not None and text.isdigit() and int(text) > 0:
-            ranks *= int(text)
-    return ranks
+class Given:
+    """SGLang's arguments as far as they are needed before SGLang reads them: command line first, then --config."""
+
+    def __init__(self, argv: Sequence[str], content: Mapping[str, Any] | None = None) -> None:
+        self.argv = list(argv)
+        self.content = dict(content or {})
+
+    def value(self, *flags: str) -> str | None:
+        """Last value given to any of `flags`, as `--flag value` or `--flag=value`."""
+        found = None
+        for i, argument in enumerate(self.argv):
+            name, equals, value = argument.partition("=")
+            if name in flags:
+                found = value if equals else (self.argv[i + 1] if i + 1 < len(self.argv) else None)
+        if found is None:
+            found = config_file.text_of(self.content, *(flag.removeprefix("--") for flag in flags))
+        return found
+
+    def ranks(self) -> int:
+        """Model processes that SGLang's size flags ask for."""
+        ranks = 1
+        for flags in SIZES.values():
+            text = self.value(*flags)
+            if text is not None and text.isdigit() and int(text) > 0:
+                ranks *= int(text)
+        return ranks
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the server until it is stopped."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if any(a in ("-h", "--help") for a in arguments):
-        print(help_text())
-        return
-    options, rest, raw = split(arguments)
-    if raw.list_policies:
-        from policies.registry import format_list
+    try:
+        if any(a in ("-h", "--help") for a in arguments):
+            print(help_text())
+            return
+        once(arguments)
+        path, arguments = config_file.path_in(arguments)
+        content: dict[str, Any] = {}
+        if path is not None:
+            content = config_file.read(path)
+            arguments = config_file.our_flags(path, content) + arguments
+        options, rest, raw = split(arguments)
+        if raw.list_policies:
+            from policies.registry import format_list
 
-        print(format_list())
-        return
+            print(format_list())
+            return
+        serve(options, Given(rest, content))
+    except (ConfigError, policy_error()) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def policy_error() -> type[Exception]:
+    """policies.base.PolicyError."""
     from policies.base import PolicyError
 
-    try:
-        serve(options, rest)
-    except (ConfigError, PolicyError) as error:
-        fail(error)
+    return PolicyError
 
 
-def serve(options: Options, argv: list[str]) -> None:
+def serve(options: Options, given: Given) -> None:
     """Check, publish and hand over to SGLang. Raises ConfigError or PolicyError before any process is started."""
-    from glm_runtime import prepare, refuse, symbols
+    from glm_runtime import model_files, prepare, refuse, symbols
 
-    device = prepare.choose_device(value_of(argv, "--device"))
-    ranks = rank_count(argv)
+    # What can be refused without SGLang is refused first: it is quick, and nothing else has been said by then.
+    path = given.value(*MODEL)
+    if path is not None:
+        model_files.check_config(path, model_files.read_config(path))
+        model_files.check_folder(path, given.value("--load-format"))
+    port = given.value("--port") or str(DEFAULT_PORT)
+    if port.isdigit():
+        refuse.port(given.value("--host") or "127.0.0.1", int(port))
+    device = prepare.choose_device(given.value("--device"))
+    ranks = given.ranks()
     request = prepare.request_for(options, device, ranks)
+    argv = given.argv
+    if path is None:
+        argv = ["--model-path", prepare.default_model(), *argv]
+    if device == "cpu" and given.value("--device") is None:
+        argv = [*argv, "--device", "cpu"]
+
     # NOTE: published before anything of SGLang is imported: its platform is chosen during import.
     prepare.set_environment(request, ranks)
-    symbols.check()
-    if value_of(argv, "--model-path", "--model") is None and value_of(argv, "--config") is None:
-        argv = ["--model-path", prepare.default_model(), *argv]
-    if device == "cpu" and value_of(argv, "--device") is None:
-        argv = [*argv, "--device", "cpu"]
-    prepare.load_plugins()
-
-    from sglang.srt.server_args import prepare_server_args
-
-    server_args = prepare_server_args(argv)
-    config = prepare.model_config(server_args.model_path)
-    prepare.check_architecture(server_args.model_path, config)
-    refuse.launch(server_args, request, config, options.cp_split)
-    refuse.port(server_args.host or "127.0.0.1", server_args.port)
+    try:
+        symbols.check()
+        prepare.load_plugins()
+        server_args = parse(argv, given.content)
+        spelled_out(server_args, given, ranks, device)
+        config = model_files.read_config(server_args.model_path)
+        refuse.launch(server_args, request, config, options.cp_split)
+        prepare.fit_ledger(server_args, request)
+    except BaseException:
+        RuntimeConfig.retract()
+        raise
     if device == "cpu":
         print(
             f"glm_runtime: policy {request.policy}, CPU, {ranks} rank(s) of {request.threads} OpenMP thread(s) "
@@ -100,24 +135,80 @@ def serve(options: Options, argv: list[str]) -> None:
     run(server_args)
 
 
-def run(server_args: object) -> None:
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """SGLang's parser prints its whole usage and exits; here only its reason remains, as a ConfigError."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            raise
+        lines = [line for line in said.getvalue().splitlines() if line.strip()]
+        reason = lines[-1].partition("error: ")[2] or lines[-1] if lines else "SGLang refused the arguments"
+        raise ConfigError(reason) from None
+    except (ValueError, AssertionError, argparse.ArgumentError) as error:
+        raise ConfigError(ending.describe(error)) from None
+    sys.stderr.write(said.getvalue())
+
+
+def parse(argv: list[str], content: Mapping[str, Any]) -> Any:
+    """SGLang's ServerArgs, unresolved. Raises ConfigError with the reason of SGLang's own parser."""
+    from sglang.srt.server_args import prepare_server_args
+
+    rest: str | None = None
+    if content:
+        rest = config_file.write_rest(dict(content))
+        argv = ["--config", rest, *argv]
+    try:
+        with usage_errors():
+            return prepare_server_args(argv)
+    finally:
+        if rest is not None:
+            os.unlink(rest)
+
+
+def spelled_out(server_args: Any, given: Given, ranks: int, device: str) -> None:
+    """Refuse an abbreviated flag that we needed before SGLang's parser, which completes it, had read it."""
+    parsed = 1
+    for field, flags in SIZES.items():
+        size = int(getattr(server_args, field) or 1)
+        if size < 1:
+            raise ConfigError(f"{flags[0]} {size} is not positive")
+        parsed *= size
+    if parsed != ranks:
+        raise ConfigError("write --tp-size, --pp-size and --dp-size in full: an abbreviation was read by SGLang only")
+    if (server_args.device or "cpu").split(":")[0] == "cpu" and device != "cpu":
+        raise ConfigError("write --device in full: an abbreviation was read by SGLang only")
+    path = given.value(*MODEL)
+    if path is not None and path != server_args.model_path:
+        raise ConfigError("write --model-path in full, and once")
+
+
+def run(server_args: Any) -> None:
     """SGLang's server; whatever happens, no child outlives this process."""
     from sglang.launch_server import run_server
-    from sglang.srt.utils import kill_process_tree
 
-    from glm_runtime.report import PolicyNotActive
-
+    ending.catch_child_failures(server_args)
+    debug = str(server_args.log_level).lower() == "debug"
     try:
         run_server(server_args)
-    except PolicyNotActive as error:
-        kill_process_tree(os.getpid(), include_parent=False)
-        fail(error, code=1)
-    except (ValueError, RuntimeError, OSError) as error:
-        kill_process_tree(os.getpid(), include_parent=False)
-        fail(error, code=1)
+    except Exception as error:  # SGLang raises any kind while it resolves arguments and starts
+        ending.end_children()
+        if debug:
+            raise
+        fail(ending.describe(error), code=1)
     finally:
-        kill_process_tree(os.getpid(), include_parent=False)
+        ending.end_children()
+        RuntimeConfig.retract()
 
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    # A child process imports this module first: from here on it dies with us, also while it still imports SGLang.
+    from glm_runtime import quiet
+
+    ending.die_with_parent()
+    quiet.here()

@@ -13,23 +13,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-INDEX_HEAD_DIM = 128
-PAGE = 64
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from attention.batch import PAGE_SIZE
+from attention.layouts import INDEX_DIM, INDEX_PAGE_BYTES, LATENT_DIM, NOPE_DIM, PACKED_BYTES, ROPE_DIM
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+KINDS = (*ELEMENT_BYTES, "fp8_e4m3")
+WIDTHS = {"kv_lora_rank": NOPE_DIM, "qk_rope_head_dim": ROPE_DIM, "index_head_dim": INDEX_DIM}
 
 
-def latent_row_bytes(kind: str, kv_lora_rank: int = 512, rope_dim: int = 64) -> int:
-    """Bytes of one token's latent row; `kind` is a float dtype name or "fp8_e4m3" (packed)."""
-    if kind == "fp8_e4m3":
-        return kv_lora_rank + kv_lora_rank // 128 * 4 + rope_dim * 2
-    return (kv_lora_rank + rope_dim) * ELEMENT_BYTES[kind]
+def latent_row_bytes(kind: str) -> int:
+    """Bytes of one token's latent row in one layer; `kind` is one of KINDS."""
+    return PACKED_BYTES if kind == "fp8_e4m3" else LATENT_DIM * ELEMENT_BYTES[kind]
 
 
-def index_row_bytes(kind: str, head_dim: int = INDEX_HEAD_DIM) -> int:
-    """Bytes of one token's index key in one full layer."""
-    if kind == "fp8_e4m3":
-        return head_dim + 4
-    return head_dim * ELEMENT_BYTES[kind]
+def index_row_bytes(kind: str) -> int:
+    """Bytes of one token's index key in one full layer: a token's share of an fp8 page, or a plain row."""
+    return INDEX_PAGE_BYTES // PAGE_SIZE if kind == "fp8_e4m3" else INDEX_DIM * ELEMENT_BYTES[kind]
+
+
+def odd_width(config: Mapping[str, Any]) -> str | None:
+    """The first width in the model's config that the cache rows are not laid out for; None if all fit."""
+    for key, width in WIDTHS.items():
+        if int(config.get(key, width)) != width:
+            return f"{key} is {config[key]}, the cache rows are laid out for {width}"
+    return None
 
 
 def full_layers(config: Mapping[str, Any]) -> int:
@@ -41,11 +48,9 @@ def full_layers(config: Mapping[str, Any]) -> int:
 
 def token_bytes(config: Mapping[str, Any], kind: str) -> int:
     """Bytes that one token takes in the whole pool of one rank (the latent is replicated over TP ranks)."""
-    latent = latent_row_bytes(kind, int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"]))
-    index = index_row_bytes(kind, int(config["index_head_dim"]))
-    return int(config["num_hidden_layers"]) * latent + full_layers(config) * index
+    return int(config["num_hidden_layers"]) * latent_row_bytes(kind) + full_layers(config) * index_row_bytes(kind)
 
 
 def pool_tokens(free_bytes: int, config: Mapping[str, Any], kind: str) -> int:
     """Tokens, whole pages, that `free_bytes` hold, one page being reserved for padding."""
-    return max(0, free_bytes // token_bytes(config, kind) // PAGE - 1) * PAGE
+    return max(0, free_bytes // token_bytes(config, kind) // PAGE_SIZE - 1) * PAGE_SIZE

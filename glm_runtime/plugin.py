@@ -10,9 +10,10 @@ report (`report.py`) makes the launch end.
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
-from glm_runtime import config
+from glm_runtime import config, ending
 
 active = False  # whether register() ran to its end in this process
 failure: str | None = None  # why it did not
@@ -24,10 +25,15 @@ def register() -> None:
     request = config.asked()
     if request is None:
         return
+    child = multiprocessing.parent_process() is not None
     try:
+        if child and request.failures:
+            ending.report_reasons(request.failures)
         _register(request)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
+        if child and request.failures:
+            ending.leave_reason(request.failures, f"glm_runtime's plugin did not start: {failure}")
         raise
     active = True
 
@@ -77,8 +83,6 @@ def _register_cpu(request: config.RuntimeConfig) -> None:
 
 def _register_endpoint() -> None:
     """GET /policy on SGLang's HTTP app; only the process that has the app loaded or will load it serves it."""
-    import multiprocessing
-
     if multiprocessing.parent_process() is None:
         from glm_runtime import endpoints
 

@@ -7,17 +7,18 @@ Shared by the launcher and by `glm_runtime.Engine`. Refusals are ConfigError or 
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
+from glm_runtime import ending, quiet
 from glm_runtime.cli import Options
 from glm_runtime.config import ConfigError, RuntimeConfig
 from glm_runtime.threads import OMP_VARIABLES, binding, threads_per_rank, usable_cores
+from policies.base import Policy
+from policies.ledger.flags import Usage, flag_of
 
-ARCHITECTURES = ("GlmMoeDsaForCausalLM",)
 SCRATCH_MB = 64
 
 
@@ -50,50 +51,6 @@ def default_model() -> str:
     return str(ensure("tiny"))
 
 
-def model_config(path: str) -> dict[str, Any]:
-    """config.json of a model folder or hub id. Raises ConfigError naming --model-path."""
-    folder = Path(path).expanduser()
-    looks_local = folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") != 1
-    if looks_local:
-        if not folder.is_dir():
-            raise ConfigError(f"--model-path {path}: no such folder")
-        file = folder / "config.json"
-    else:
-        from transformers.utils import cached_file
-
-        try:
-            found = cached_file(path, "config.json")
-        except Exception as error:  # the hub client raises many kinds; each means "not to be had"
-            raise ConfigError(
-                f"--model-path {path}: no such folder, and not to be had from the hub: {_first_line(error)}"
-            ) from None
-        file = Path(str(found))
-    try:
-        config = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"--model-path {path}: the folder has no config.json") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model-path {path}: config.json does not read: {_first_line(error)}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"--model-path {path}: config.json is no JSON object")
-    return config
-
-
-def check_architecture(path: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model that the slots have no meaning for."""
-    found = config.get("architectures") or ["none named"]
-    if not any(name in ARCHITECTURES for name in found):
-        raise ConfigError(
-            f"--model-path {path}: architecture {found[0]} is not {' or '.join(ARCHITECTURES)}; glm_runtime serves "
-            "GLM-MoE-DSA models only (SGLang itself serves the others: python -m sglang.launch_server)"
-        )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
-
-
 def resolve_threads(options: Options, ranks: int) -> int:
     """Threads a rank: --cpu-threads, else the operator's OMP_NUM_THREADS, else an even share of the cores."""
     if options.cpu_threads is not None:
@@ -106,11 +63,37 @@ def resolve_threads(options: Options, ranks: int) -> int:
     return threads_per_rank(len(usable_cores()), ranks)
 
 
-def request_for(options: Options, device: str, ranks: int) -> RuntimeConfig:
+def ledger_knobs(options: Options, policy: Policy, device: str, ranks: int, usage: Usage) -> dict[str, Any]:
+    """Knobs of the ledger slot, defaults by device filled in; none for another scheduler, which refuses its flags."""
+    given = options.ledger.given()
+    if policy.slots["scheduler"] != "ledger":
+        if given:
+            raise ConfigError(
+                f"{flag_of(given[0])} belongs to the ledger; --scheduler {policy.slots['scheduler']} cannot honour it: "
+                "use --policy vllm-ledger or --scheduler ledger"
+            )
+        return {}
+    memory, name = 0.0, ""
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+            name = torch.cuda.get_device_name(0)
+    flags = options.ledger.with_defaults(usage, device, ranks, memory, name)
+    try:
+        flags.config(max_model_len=2**31, max_running_requests=2**31, page_size=64, overlap=True)
+    except ValueError as error:
+        raise ConfigError(f"{options.policy}: {error}") from None
+    return flags.knobs()
+
+
+def request_for(options: Options, device: str, ranks: int, usage: Usage = "server") -> RuntimeConfig:
     """The request of this launch; policy and slots looked up, our flags checked against the device."""
     from policies.registry import resolve
 
     policy = resolve(options.policy, options.overrides())
+    knobs = ledger_knobs(options, policy, device, ranks, usage)
     for slot in ("scheduler", "indexer", "prefill_kv"):
         policy.impl(slot).load()
     if device != "cpu":
@@ -119,7 +102,7 @@ def request_for(options: Options, device: str, ranks: int) -> RuntimeConfig:
                 raise ConfigError(f"{flag} works on CPU only; drop it, or add --device cpu")
         if not options.cpu_weight_packing:
             raise ConfigError("--no-cpu-weight-packing works on CPU only; drop it, or add --device cpu")
-        return RuntimeConfig(policy=policy.name, slots=dict(policy.slots), device=device)
+        return RuntimeConfig(policy=policy.name, slots=dict(policy.slots), device=device, knobs=knobs)
     return RuntimeConfig(
         policy=policy.name,
         slots=dict(policy.slots),
@@ -127,18 +110,34 @@ def request_for(options: Options, device: str, ranks: int) -> RuntimeConfig:
         threads=resolve_threads(options, ranks),
         indexer_scratch_mb=options.indexer_scratch_mb or SCRATCH_MB,
         pack_weights=options.cpu_weight_packing,
+        knobs=knobs,
     )
 
 
 def set_environment(request: RuntimeConfig, ranks: int) -> None:
-    """Environment that SGLang and the math libraries of every process read at import time."""
-    request.publish()
+    """Publish the request, and what SGLang and the math libraries of every process read at import time."""
+    structs.replace(request, failures=ending.failures_folder()).publish()
     if request.device != "cpu":
         return
+    quiet.here()
+    quiet.children()
     for name in OMP_VARIABLES:
         os.environ[name] = str(request.threads)
     # NOTE: without it SGLang refuses more ranks than NUMA nodes, and binds one rank to a whole node.
     os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", binding(usable_cores(), ranks, request.threads))
+
+
+def fit_ledger(server_args: Any, request: RuntimeConfig) -> None:
+    """SGLang's own limits as the ledger needs them: rows for every request it may run, buffers for its largest step."""
+    if request.slots["scheduler"] != "ledger":
+        return
+    seqs, tokens = request.knobs["max_num_seqs"], request.knobs["max_num_batched_tokens"]
+    if server_args.max_running_requests is None:
+        server_args.max_running_requests = seqs
+    server_args.chunked_prefill_size = tokens
+    if request.knobs["scheduling_policy"] == "priority":
+        server_args.enable_priority_scheduling = True
+        server_args.schedule_low_priority_values_first = True
 
 
 def load_plugins() -> None:

@@ -1,17 +1,22 @@
 """Flags of SGLang that the CPU platform cannot honour, and launches that cannot work.
 
-Each row: a ServerArgs field, the value(s) that are fine, and why another one ends the launch. Nothing is ignored quietly.
+Each row: a ServerArgs field, the values that are fine, and why another one ends the launch. Nothing is ignored quietly.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attention.backend_name import NAME
 from glm_runtime.config import ConfigError, RuntimeConfig
-from glm_runtime.memory import pool_tokens, token_bytes
+from glm_runtime.memory import KINDS, PAGE_SIZE, odd_width, pool_tokens, token_bytes
+from policies.ledger.flags import FlagError, check_sglang
+
+MIN_TOKENS = 2 * PAGE_SIZE  # SGLang's own first request takes 27 tokens; below this nothing useful fits
 
 
 @dataclass(frozen=True)
@@ -32,62 +37,124 @@ def _off(value: Any) -> bool:
     return not value
 
 
+def _in(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+ATTENTION = "on CPU attention is glm_cpu"
+GRAPHS = "there are no CUDA graphs on CPU"
+RANKS = "on CPU ranks are tensor-parallel only"
+CONTEXT = "context parallelism is not supported on CPU yet"
+SECOND_MEMORY = "there is no second memory on CPU"
+LORA = "LoRA is not supported on CPU"
+STREAMS = "the CPU path has no streams to overlap"
+GPU_LINK = "it is a transport between GPUs"
+
 CPU_RULES = (
-    Rule("attention_backend", "--attention-backend", lambda v: v in (None, "glm_cpu"), "on CPU attention is glm_cpu"),
-    Rule("prefill_attention_backend", "--prefill-attention-backend", _off, "on CPU attention is glm_cpu"),
-    Rule("decode_attention_backend", "--decode-attention-backend", _off, "on CPU attention is glm_cpu"),
-    Rule("page_size", "--page-size", lambda v: v in (None, 64), "DSA index pages hold 64 tokens"),
+    Rule("attention_backend", "--attention-backend", _in(None, NAME), ATTENTION),
+    Rule("prefill_attention_backend", "--prefill-attention-backend", _in(None, NAME), ATTENTION),
+    Rule("decode_attention_backend", "--decode-attention-backend", _in(None, NAME), ATTENTION),
+    Rule("dsa_prefill_backend", "--dsa-prefill-backend", _off, ATTENTION),
+    Rule("dsa_decode_backend", "--dsa-decode-backend", _off, ATTENTION),
+    Rule("dsa_paged_mqa_logits_backend", "--dsa-paged-mqa-logits-backend", _in("auto"), ATTENTION),
+    Rule("dsa_topk_backend", "--dsa-topk-backend", _in("sgl-kernel"), ATTENTION),
+    Rule("sampling_backend", "--sampling-backend", _in(None, "pytorch"), "on CPU sampling is pytorch"),
+    Rule("moe_runner_backend", "--moe-runner-backend", _in("auto"), "on CPU experts run in glm_runtime's own loop"),
+    Rule("moe_a2a_backend", "--moe-a2a-backend", _in("none"), "expert parallelism is not supported on CPU"),
+    Rule("page_size", "--page-size", _in(None, PAGE_SIZE), f"DSA index pages hold {PAGE_SIZE} tokens"),
     Rule(
         "kv_cache_dtype",
         "--kv-cache-dtype",
-        lambda v: v in (None, "auto", "bf16", "bfloat16", "fp8_e4m3"),
+        _in(None, "auto", "bf16", "bfloat16", "fp8_e4m3"),
         "the CPU cache is auto (the model's dtype), bfloat16 or fp8_e4m3",
     ),
     Rule("quantization", "--quantization", _off, "quantised weights are not supported on CPU"),
     Rule("speculative_algorithm", "--speculative-algorithm", _off, "speculative decoding is not supported on CPU"),
-    Rule("attn_cp_size", "--attn-cp-size", _one, "context parallelism is not supported on CPU yet"),
-    Rule("enable_prefill_cp", "--enable-prefill-cp", _off, "context parallelism is not supported on CPU yet"),
+    Rule("attn_cp_size", "--attn-cp-size", _one, CONTEXT),
+    Rule("enable_prefill_cp", "--enable-prefill-cp", _off, CONTEXT),
+    Rule("cp_strategy", "--cp-strategy", _off, CONTEXT),
     Rule("dcp_size", "--dcp-size", _one, "decode context parallelism is not supported on CPU yet"),
-    Rule("pp_size", "--pp-size", _one, "pipeline parallelism is not supported on CPU"),
-    Rule("ep_size", "--ep-size", _one, "expert parallelism is not supported on CPU"),
-    Rule("enable_dp_attention", "--enable-dp-attention", _off, "data-parallel attention is not supported on CPU"),
-    Rule("enable_lora", "--enable-lora", _off, "LoRA is not supported on CPU"),
-    Rule("lora_paths", "--lora-paths", _off, "LoRA is not supported on CPU"),
-    Rule("enable_hierarchical_cache", "--enable-hierarchical-cache", _off, "there is no second memory on CPU"),
-    Rule("enable_hisparse", "--enable-hisparse", _off, "there is no second memory on CPU"),
-    Rule("enable_torch_compile", "--enable-torch-compile", _off, "the CPU path runs eagerly"),
-    Rule("enable_two_batch_overlap", "--enable-two-batch-overlap", _off, "the CPU path has no streams"),
+    Rule("pp_size", "--pp-size", _one, RANKS),
+    Rule("dp_size", "--dp-size", _one, RANKS),
+    Rule("ep_size", "--ep-size", _one, RANKS),
+    Rule("moe_dp_size", "--moe-dp-size", _one, RANKS),
+    Rule("dwdp_size", "--dwdp-size", _one, RANKS),
+    Rule("nnodes", "--nnodes", _one, "on CPU one machine serves"),
+    Rule("enable_dp_attention", "--enable-dp-attention", _off, RANKS),
+    Rule("enable_eplb", "--enable-eplb", _off, "expert parallelism is not supported on CPU"),
+    Rule("enable_lora", "--enable-lora", _off, LORA),
+    Rule("lora_paths", "--lora-paths", _off, LORA),
+    Rule("enable_hierarchical_cache", "--enable-hierarchical-cache", _off, SECOND_MEMORY),
+    Rule("enable_hisparse", "--enable-hisparse", _off, SECOND_MEMORY),
+    Rule("enable_lmcache", "--enable-lmcache", _off, SECOND_MEMORY),
+    Rule("enable_flexkv", "--enable-flexkv", _off, SECOND_MEMORY),
+    Rule("enable_memory_saver", "--enable-memory-saver", _off, "it releases GPU memory"),
     Rule("cpu_offload_gb", "--cpu-offload-gb", _off, "the model is on the CPU already"),
+    Rule("enable_torch_compile", "--enable-torch-compile", _off, "the CPU path runs eagerly"),
+    Rule("enable_two_batch_overlap", "--enable-two-batch-overlap", _off, STREAMS),
+    Rule("enable_single_batch_overlap", "--enable-single-batch-overlap", _off, STREAMS),
+    Rule("enable_pdmux", "--enable-pdmux", _off, STREAMS),
+    Rule("cuda_graph_config", "--cuda-graph-config", _off, GRAPHS),
+    Rule("cuda_graph_backend_decode", "--cuda-graph-backend-decode", _in(None, "disabled"), GRAPHS),
+    Rule("cuda_graph_backend_prefill", "--cuda-graph-backend-prefill", _in(None, "disabled"), GRAPHS),
+    Rule("cuda_graph_max_bs_decode", "--cuda-graph-max-bs-decode", _off, GRAPHS),
+    Rule("cuda_graph_max_bs_prefill", "--cuda-graph-max-bs-prefill", _off, GRAPHS),
+    Rule("cuda_graph_bs_decode", "--cuda-graph-bs-decode", _off, GRAPHS),
+    Rule("cuda_graph_bs_prefill", "--cuda-graph-bs-prefill", _off, GRAPHS),
+    Rule("enable_profile_cuda_graph", "--enable-profile-cuda-graph", _off, GRAPHS),
+    Rule("enable_symm_mem", "--enable-symm-mem", _off, GPU_LINK),
+    Rule("enable_torch_symm_mem", "--enable-torch-symm-mem", _off, GPU_LINK),
+    Rule("enable_nccl_nvls", "--enable-nccl-nvls", _off, GPU_LINK),
+    Rule("enable_mscclpp", "--enable-mscclpp", _off, GPU_LINK),
+    Rule("enable_flashinfer_allreduce_fusion", "--enable-flashinfer-allreduce-fusion", _off, GPU_LINK),
     Rule(
         "disaggregation_mode",
         "--disaggregation-mode",
-        lambda v: v in (None, "null"),
+        _in(None, "null"),
         "prefill-decode disaggregation is not supported on CPU",
     ),
 )
 
 
 def cpu_flags(server_args: Any) -> None:
-    """Raise ConfigError for the first SGLang flag that the CPU platform cannot honour."""
+    """Raise ConfigError for the first SGLang flag that the CPU platform cannot honour.
+
+    Args:
+        server_args: ServerArgs before SGLang has resolved it: what the operator said, not what SGLang made of it.
+    """
     for rule in CPU_RULES:
-        value = getattr(server_args, rule.field, None)
+        value = getattr(server_args, rule.field)
         if not rule.fine(value):
+            said = rule.flag if value is True else f"{rule.flag} {value}"
+            raise ConfigError(f"{said} cannot be honoured with --device cpu: {rule.reason}; drop one of the two")
+
+
+def context_split(server_args: Any, slot: str, explicit: str | None) -> None:
+    """Hand the context-parallel slot to SGLang's --cp-strategy, or refuse where the two cannot both hold.
+
+    Args:
+        slot: implementation in force.
+        explicit: what --cp-split says; None where it is not given.
+    """
+    ranks = server_args.attn_cp_size or 1
+    if ranks == 1:
+        if explicit is not None:
             raise ConfigError(
-                f"{rule.flag} {value} cannot be honoured with --device cpu: {rule.reason}; drop one of the two"
+                f"--cp-split {explicit} has nothing to split with --attn-cp-size 1; raise it, or drop --cp-split"
             )
-
-
-def context_split(server_args: Any, explicit: str | None) -> None:
-    """A context-parallel slot named by its own flag needs ranks to split over."""
-    ranks = getattr(server_args, "attn_cp_size", 1) or 1
-    if explicit is not None and ranks == 1:
+        return
+    strategy = server_args.cp_strategy
+    if strategy is not None and strategy != slot:
         raise ConfigError(
-            f"--cp-split {explicit} has nothing to split with --attn-cp-size 1; raise it, or drop --cp-split"
+            f"--cp-strategy {strategy} and --cp-split {slot} (or the policy's) differ; drop --cp-strategy"
         )
+    server_args.cp_strategy = slot
 
 
 def port(host: str, number: int) -> None:
-    """Raise ConfigError where the HTTP port is taken."""
+    """Raise ConfigError where the HTTP port is taken, or is none."""
+    if not 0 < number < 65536:
+        raise ConfigError(f"--port {number} is no port (1 to 65535)")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -122,17 +189,30 @@ def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float,
         free_bytes: memory free now, before the weights are loaded.
     """
     kind = cache_kind(server_args, config)
-    if kind not in ("float32", "bfloat16", "fp8_e4m3"):
+    if kind not in KINDS:
         raise ConfigError(f"--dtype {kind} cannot be honoured with --device cpu: float32 and bfloat16 are supported")
+    odd = odd_width(config)
+    if odd is not None:
+        raise ConfigError(f"--model-path {server_args.model_path}: {odd}, so --device cpu cannot serve it")
     model_context = int(config.get("max_position_embeddings", 0))
     context = server_args.context_length or model_context
     explicit = server_args.context_length is not None
+    if explicit and context < 1:
+        raise ConfigError(f"--context-length {context} is not positive")
     if explicit and model_context and context > model_context:
         raise ConfigError(
             f"--context-length {context} exceeds the model's {model_context} positions (max_position_embeddings)"
         )
     tokens = pool_tokens(int(free_bytes * fraction), config, kind)
     limit = server_args.max_total_tokens
+    if limit is not None and limit < MIN_TOKENS:
+        raise ConfigError(f"--max-total-tokens {limit} holds no request; {MIN_TOKENS} tokens are the least")
+    if limit is not None and limit > tokens:
+        need = limit * token_bytes(config, kind) / 2**30
+        raise ConfigError(
+            f"--max-total-tokens {limit} needs {need:.2f} GiB of {kind} KV cache, but free memory gives {tokens} tokens"
+            "; lower it, or raise --mem-fraction-static"
+        )
     if limit is not None:
         if not explicit:
             return
@@ -147,13 +227,35 @@ def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float,
 
 
 def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], explicit_split: str | None) -> None:
-    """All checks on parsed arguments that need no process."""
-    context_split(server_args, explicit_split)
+    """All checks on parsed, unresolved arguments that need no process."""
+    if request.slots["scheduler"] == "ledger":
+        try:
+            check_sglang(
+                server_args, "--policy vllm-ledger" if request.policy == "vllm-ledger" else "--scheduler ledger"
+            )
+        except FlagError as error:
+            raise ConfigError(error) from None
+    context_split(server_args, request.slots["context_parallel"], explicit_split)
     if request.device != "cpu":
         return
     cpu_flags(server_args)
     import psutil
 
-    ranks = server_args.tp_size * server_args.pp_size * server_args.dp_size
-    fraction = server_args.mem_fraction_static or 0.5 / ranks
+    config = dict(config) | _override(server_args.json_model_override_args)
+    fraction = server_args.mem_fraction_static
+    if fraction is None:
+        fraction = 0.5 / server_args.tp_size
+    elif not 0 < fraction < 1:
+        raise ConfigError(f"--mem-fraction-static {fraction} is not between 0 and 1")
     context_memory(server_args, config, fraction, psutil.virtual_memory().available)
+
+
+def _override(text: str | None) -> dict[str, Any]:
+    """--json-model-override-args as a mapping."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--json-model-override-args does not read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--json-model-override-args is no JSON object")
+    return found

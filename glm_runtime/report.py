@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from glm_runtime import config
+from glm_runtime.ending import first_reason
 from glm_runtime.version import __version__
 
 
@@ -59,6 +60,10 @@ def _effective(scheduler: Any, backend: Any, request: config.RuntimeConfig) -> d
     }
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
     knobs["kv_cache_dtype"] = getattr(pool, "row_kind", str(getattr(pool, "dtype", "")).removeprefix("torch."))
+    knobs |= request.knobs
+    steps = getattr(scheduler, "steps", None)
+    if steps is not None:
+        knobs["step_totals"] = steps.totals()
     if request.device == "cpu":
         knobs["omp_threads"] = torch.get_num_threads()
         knobs["pack_weights"] = request.pack_weights
@@ -73,9 +78,10 @@ def require(reported: dict[str, Any] | None, rank: int) -> None:
     if request is None:
         return
     if reported is None:
+        reason = first_reason(request.failures) if request.failures else None
         raise PolicyNotActive(
             f"scheduler rank {rank} did not report a policy: glm_runtime's plugin is not active there "
-            "(is the package installed in the scheduler's environment?)"
+            f"({reason or 'is the package installed in the environment of the scheduler?'})"
         )
     wanted = {"policy": request.policy, "runtime_version": __version__, "device": request.device}
     for name, value in wanted.items():

@@ -1,7 +1,7 @@
 """The SGLang symbols that this package stands on, checked before launch.
 
-SGLang's internals move between releases. A hook on a function that changed its parameters fails far away from its cause, so
-each symbol is looked up and its parameter names compared; a mismatch ends the launch with one line.
+SGLang's internals move between releases. A hook on a function that changed its parameters fails far away from its
+cause, so each symbol is looked up and its parameter names compared; a mismatch ends the launch with one line.
 """
 
 from __future__ import annotations
@@ -62,6 +62,13 @@ SYMBOLS = (
             "port_args",
             "placement_group",
         ),
+    ),
+    Symbol(
+        "sglang.srt.entrypoints.engine.kill_process_tree",
+        ("parent_pid", "include_parent", "skip_pid", "wait_timeout"),
+    ),
+    Symbol(
+        "sglang.srt.managers.tokenizer_manager.SignalHandler.running_phase_sigquit_handler", ("self", "signum", "frame")
     ),
     Symbol("sglang.srt.entrypoints.http_server.app"),
     Symbol("sglang.srt.entrypoints.http_server.get_global_state", ()),
