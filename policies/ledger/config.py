@@ -23,7 +23,9 @@ class LedgerConfig:
       decode_first              every running decode gets its row before any prefill, however old that one is
       max_num_partial_prefills  prompts that may be half way at once; 0: no cap
       max_long_partial_prefills of these, the long ones (more left than `long_prefill_token_threshold`, or than a whole
-                                step where that is 0); 0: no cap. Short prompts overtake a long one that must wait
+                                step where that is 0); 0: no cap. With either cap short prompts overtake: they pass a
+                                waiting prompt that the cap holds back, and a long one that runs leaves them what
+                                they need of each step, down to 1 / max(2, max_num_partial_prefills) for itself
       chunk_align               a chunk that does not finish its prompt ends on a multiple of this
       chunk_align_strict        with True it never ends elsewhere, even where the budget ends inside the first page
       fail_unfit                a request that the whole pool cannot hold fails instead of waiting for ever

@@ -218,7 +218,7 @@ class Ledger:
                 self._no_room = True
                 break
             self._admit(self.waiting.pop(), hit, quiet, draft)
-            self._book(request, rows, padding, draft)
+            self._book(request, rows, max(0, rows - request.to_go), draft)
             draft.prefill_ran = draft.prefill_ran or prefill
         self.waiting.restore(skipped)
 

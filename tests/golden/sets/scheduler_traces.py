@@ -90,7 +90,8 @@ class Replay:
             return seen | {"generated": {id: 0 for id in sampling}}
         counts, finished = {}, []
         for id, request in sampling.items():
-            room = request.num_prompt_tokens + request.max_tokens - request.num_tokens
+            longest = min(request.num_prompt_tokens + request.max_tokens, self.config.max_model_len)
+            room = max(1, longest - request.num_tokens)
             counts[request] = min(expected["generated"][id], room)
             if counts[request] == room:
                 finished.append(request)

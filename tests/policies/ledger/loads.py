@@ -78,5 +78,6 @@ def loads(draw: st.DrawFn, /, **fixed: Any) -> Load:
         block_size=block_size,
         caching=draw(st.booleans()),
         paced=draw(st.booleans()),
+        drops=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )

@@ -38,6 +38,7 @@ class Load:
     block_size: int
     caching: bool = False
     paced: bool = False
+    drops: bool = False  # results of a request preempted meanwhile are thrown away, as SGLang does
     seed: int = 0
 
 
@@ -114,6 +115,9 @@ class World:
             if request in plan.chunks or request.status is Status.FINISHED:
                 continue
             client: Any = request.handle
+            if self.load.drops and request.status is Status.PREEMPTED:
+                counts[request] = 0
+                continue
             drafts = plan.drafts.get(request, 0)
             chance = Random(hash((self.load.seed, request.id, self.outputs[request.id])))
             accepted = 0 if request in plan.admitted else chance.randint(0, drafts)
