@@ -15,7 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from attention.batch import AttentionBatch
-from attention.kernels.sparse import copy, fill, put_row, tile, widen_row
+from attention.kernels.sparse import copy, fill, put_row, tile, widen, widen_row
 from attention.kernels.vector import compiled, get_f32, get_i32, get_i64, put_f32, put_i64, stamp
 from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
 from attention.scratch import Scratch
@@ -98,6 +98,7 @@ def _build(version: str) -> Callable[..., int]:
         mode: int,
         scale: float,
         half: int,
+        given_half: int,
         q: int,
         addresses: int,
         logits: int,
@@ -121,8 +122,13 @@ def _build(version: str) -> Callable[..., int]:
         for i in range(rows):
             for h in range(heads):
                 head = q + h * LATENT_DIM * size
-                copy(q_nope + i * nope_row + h * nope_head, head, NOPE_DIM * size)
-                copy(q_rope + i * rope_row + h * rope_head, head + NOPE_DIM * size, ROPE_DIM * size)
+                nope, rope = q_nope + i * nope_row + h * nope_head, q_rope + i * rope_row + h * rope_head
+                if given_half == half:
+                    copy(nope, head, NOPE_DIM * size)
+                    copy(rope, head + NOPE_DIM * size, ROPE_DIM * size)
+                else:
+                    widen(nope, head, NOPE_DIM)
+                    widen(rope, head + NOPE_DIM * size, ROPE_DIM)
             for h in range(padded):
                 put_f32(state + 8 * h, -math.inf)
                 put_f32(state + 8 * h + 4, 0.0)
@@ -182,8 +188,8 @@ def _build(version: str) -> Callable[..., int]:
                 count = coming
             for h in range(heads):
                 mass = get_f32(state + 8 * h + 4)
-                target = out + (i * heads + h) * NOPE_DIM * size
-                put_row(acc + 4 * NOPE_DIM * h, target, 1.0 / mass if mass > 0 else 0.0, half != 0)
+                target = out + (i * heads + h) * NOPE_DIM * (2 if given_half else 4)
+                put_row(acc + 4 * NOPE_DIM * h, target, 1.0 / mass if mass > 0 else 0.0, given_half != 0)
                 put_f32(lse + 4 * (i * heads + h), get_f32(state + 8 * h) + math.log(mass) if mass > 0 else -math.inf)
         return 0
 
@@ -205,18 +211,14 @@ def attend(
     lse: Tensor,
 ) -> None:
     """Fill out [n, heads, 512] and lse [n, heads]; see ``paged.attend`` for the arguments."""
-    if q_nope.dtype == torch.bfloat16 and cache.kind == "float32":
-        wide = torch.empty(out.shape, dtype=torch.float32)
-        attend(batch, q_nope.float(), q_rope.float(), cache, ids, scale, scratch, wide, lse)
-        out.copy_(wide)
-        return
-    half = q_nope.dtype == torch.bfloat16
+    given_half = q_nope.dtype == torch.bfloat16
+    half = given_half and cache.kind != "float32"
     mode = 2 if cache.kind == "fp8_packed" else int(cache.kind == "bfloat16" and not half)
     if q_nope.stride(2) != 1:
         q_nope = q_nope.contiguous()
     if q_rope.stride(2) != 1:
         q_rope = q_rope.contiguous()
-    heads, size = q_nope.shape[1], q_nope.element_size()
+    heads, given, size = q_nope.shape[1], q_nope.element_size(), 2 if half else 4
     padded = (heads + 3) // 4 * 4
     q = scratch.address(padded * LATENT_DIM * size, "one query row")
     addresses = scratch.address(2 * 8 * 64, "addresses of two tiles")
@@ -233,11 +235,11 @@ def attend(
         0 if batch is None else batch.page_table.shape[1],
         q_nope.shape[0],
         q_nope.data_ptr(),
-        q_nope.stride(0) * size,
-        q_nope.stride(1) * size,
+        q_nope.stride(0) * given,
+        q_nope.stride(1) * given,
         q_rope.data_ptr(),
-        q_rope.stride(0) * size,
-        q_rope.stride(1) * size,
+        q_rope.stride(0) * given,
+        q_rope.stride(1) * given,
         heads,
         ids.data_ptr(),
         ids.shape[1],
@@ -247,6 +249,7 @@ def attend(
         mode,
         scale,
         int(half),
+        int(given_half),
         q,
         addresses,
         logits,

@@ -205,11 +205,17 @@ def copy(source: int, target: int, nbytes: int) -> None:
 
 
 @njit(nogil=True)
+def widen(source: int, target: int, count: int) -> None:
+    """``count`` (a multiple of 16) bfloat16 to float32."""
+    for i in range(0, count, 16):
+        _half_to_float(source + 2 * i, target + 4 * i)
+
+
+@njit(nogil=True)
 def widen_row(source: int, target: int, packed: bool, half: bool) -> None:
     """One cache row to 576 float32, or to 576 bfloat16 when ``half``; ``packed`` names the 656-byte layout."""
     if not packed:
-        for i in range(0, LATENT_DIM, 16):
-            _half_to_float(source + 2 * i, target + 4 * i)
+        widen(source, target, LATENT_DIM)
         return
     for i in range(0, NOPE_DIM, 16):
         scale = get_f32(source + SCALE_AT + 4 * (i // TILE))
@@ -220,8 +226,7 @@ def widen_row(source: int, target: int, packed: bool, half: bool) -> None:
     if half:
         copy(source + ROPE_AT, target + 2 * NOPE_DIM, 2 * ROPE_DIM)
     else:
-        for i in range(0, ROPE_DIM, 16):
-            _half_to_float(source + ROPE_AT + 2 * i, target + 4 * (NOPE_DIM + i))
+        widen(source + ROPE_AT, target + 4 * NOPE_DIM, ROPE_DIM)
 
 
 @njit(nogil=True)
