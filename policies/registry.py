@@ -20,6 +20,7 @@ GROUP = "glm_runtime.policies"
 DISTRIBUTION = "glm-runtime"
 BUILT_IN_POLICIES: Mapping[str, str] = {
     "sglang": "policies.sglang:policy",
+    "vllm-ledger": "policies.vllm_ledger:policy",
 }
 
 

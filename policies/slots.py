@@ -7,6 +7,12 @@ from policies.base import SlotImpl
 BUILT_IN_SLOTS: tuple[SlotImpl, ...] = (
     SlotImpl("scheduler", "sglang", None, "prefill-first batches, one chunked request, untouched"),
     SlotImpl(
+        "scheduler",
+        "ledger",
+        "policies.ledger.install:install",
+        "one ledger of tokens: decodes and half-done prompts share each step",
+    ),
+    SlotImpl(
         "indexer",
         "ragged",
         "attention.indexer.ragged",

@@ -1,0 +1,403 @@
+"""SGLang's Scheduler, scheduled by the ledger.
+
+    step t     absorb    last batch's finished prompts join the running batch; half-done prompts are checkpointed
+               schedule  ledger plans over running and waiting; what it preempts gives its KV back now
+               lower     one ScheduleBatch (lowering.py)
+    result     fold      tokens, ends and drops go back into the ledger, in the order of the plans
+
+Under SGLang's overlap schedule step t is planned before the result of t-1 is known: the ledger counts that token as a
+placeholder (core.py, `async_scheduling`). Everything else of SGLang's loop runs unchanged: receiving, forward, sampling,
+result processing, streaming, grammar, sessions, metrics.
+
+Invariant, checked each step under SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY: a running request's
+`num_computed_tokens` equals SGLang's `req.kv.kv_committed_len`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from sglang.srt.environ import envs
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch, release_req
+from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler, _make_abort_req
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.mem_cache.common import checkpoint_kv_cache
+from sglang.srt.observability.req_time_stats import set_schedule_time_batch, set_time_batch
+
+from policies.ledger import lowering
+from policies.ledger.core import Ledger
+from policies.ledger.flags import LedgerFlags
+from policies.ledger.kv_tree import TreeKV
+from policies.ledger.plan import StepPlan
+from policies.ledger.request import Request, Status
+from policies.steps import Step, StepLog
+
+
+class PartialSkippingStreamer(SchedulerOutputStreamer):
+    """SGLang's streamer, silent for every half-done prompt (SGLang's own knows of one)."""
+
+    silent: frozenset[int] = frozenset()
+
+    def stream_output(self, reqs: list[Any], return_logprob: bool, skip_req: Any = None) -> None:
+        if self.silent:
+            reqs = [req for req in reqs if id(req) not in self.silent]
+        super().stream_output(reqs, return_logprob, skip_req)
+
+
+class _Rows:
+    """Stands in for a batch where SGLang only reads `.reqs`."""
+
+    def __init__(self, reqs: list[Any]) -> None:
+        self.reqs = reqs
+
+
+class _Pending:
+    """Stands in for the one chunked request: the sum over all half-done prompts."""
+
+    prefix_len = 0
+
+    def __init__(self, tokens: int) -> None:
+        self.seqlen = tokens
+
+
+class LedgerScheduler(Scheduler):
+    """Scheduler of the `ledger` slot."""
+
+    glm_scheduler = "ledger"
+    glm_flags: LedgerFlags  # set by install() before SGLang makes the scheduler
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._entries: dict[str, Request] = {}
+        self._plans: deque[tuple[StepPlan, Step]] = deque()
+        self._chunked: list[Any] = []  # half-done prompts that ran in the last step
+        self._aborting: list[Any] = []
+        self._resting: ScheduleBatch | None = None  # decode rows that sat out the last step
+        self._last_result = 0.0  # monotonic seconds; on a GPU steps are timed from result to result
+        super().__init__(*args, **kwargs)
+        flags = type(self).glm_flags
+        self.kv_port = TreeKV(
+            self.token_to_kv_pool_allocator,
+            self.tree_cache,
+            self.req_to_token_pool,
+            self.max_total_num_tokens,
+            self.page_size,
+            flags.watermark,
+            self._release,
+        )
+        self.pacer = flags.pacer(self.page_size)
+        self.ledger = Ledger(
+            flags.config(
+                max_model_len=self.model_config.context_len,
+                max_running_requests=self.max_running_requests,
+                page_size=self.page_size,
+                overlap=self.enable_overlap,
+            ),
+            self.kv_port,
+            self.pacer,
+        )
+        self.steps = StepLog(path=flags.step_log)
+        self._strict = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
+
+    # Seams of SGLang ------------------------------------------------------------------------------------------------
+
+    def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
+        return PartialSkippingStreamer
+
+    def init_invariant_checker(self) -> None:
+        """SGLang counts the rows of batches; a half-done prompt that sits a step out is in none."""
+        super().init_invariant_checker()
+        self.invariant_checker.get_running_batch = lambda: _Rows([*self.running_batch.reqs, *self._outside()])
+
+    def init_load_inquirer(self) -> None:
+        super().init_load_inquirer()
+        # NOTE: a frozen dataclass; its getters are its only seam.
+        object.__setattr__(self.load_inquirer, "get_chunked_req", self._pending_prefill)
+
+    def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
+        return not self.ledger.running and super().is_fully_idle(for_health_check, ignore_waiting)
+
+    def _outside(self) -> list[Any]:
+        """Requests that hold KV and are in no batch: half-done prompts, and decodes that sit out."""
+        ledger = getattr(self, "ledger", None)
+        if ledger is None:
+            return []
+        reqs = [r.handle for r in ledger.roster.loose if r.is_prefill_chunk]
+        if self._resting is not None:
+            reqs += self._resting.reqs
+        return [req for req in reqs if req.kv.holds_kv]
+
+    def _pending_prefill(self) -> _Pending | None:
+        tokens = sum(r.to_go for r in self.ledger.roster.loose if r.is_prefill_chunk)
+        return _Pending(tokens) if tokens else None
+
+    # Requests in ----------------------------------------------------------------------------------------------------
+
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        super()._add_request_to_queue(req, is_retracted)
+        if self.waiting_queue and self.waiting_queue[-1] is req:
+            self._enter(req)
+
+    def _enter(self, req: Any) -> None:
+        """A request of SGLang's waiting queue joins the ledger's line."""
+        known = self._entries.get(req.rid)
+        if known is not None:  # taken out of the running batch by SGLang itself (pause with mode "retract")
+            self._forget(known)
+        entry = Request(
+            req.rid,
+            len(req.origin_input_ids),
+            max_tokens=req.sampling_params.max_new_tokens or 0,
+            priority=req.priority or 0,
+            arrival_time=time.monotonic(),
+            handle=req,
+        )
+        entry.tokens += len(req.output_ids)
+        self._entries[req.rid] = entry
+        self.ledger.add(entry)
+
+    def _forget(self, entry: Request) -> None:
+        if entry.status is not Status.FINISHED:
+            self.ledger.finish(entry)
+        if self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]
+
+    def _follow_queue(self) -> None:
+        """Requests that SGLang took from its waiting queue (abort, time-out, flush) leave the ledger's line too."""
+        if len(self.waiting_queue) == len(self.ledger.waiting):
+            return
+        there = {id(req) for req in self.waiting_queue}
+        for entry in list(self.ledger.requests.values()):
+            if entry.status is not Status.RUNNING and id(entry.handle) not in there:
+                self._forget(entry)
+
+    def abort_request(self, recv_req: AbortReq) -> None:
+        for entry in self.ledger.roster.loose:
+            req = entry.handle
+            if entry.is_prefill_chunk and (recv_req.abort_all or req.rid.startswith(recv_req.rid)):
+                self._aborting.append(req)
+        super().abort_request(recv_req)
+        if self._resting is not None:
+            for req in self._resting.reqs:
+                if not req.finished() and (recv_req.abort_all or req.rid.startswith(recv_req.rid)):
+                    req.to_finish = FINISH_ABORT()
+
+    def process_pending_chunked_abort(self) -> None:
+        """SGLang ends one half-done prompt; here there may be several."""
+        for req in self._aborting:
+            entry = self._entries.get(req.rid)
+            if entry is None or entry.handle is not req or entry.status is not Status.RUNNING or req.finished():
+                continue
+            if not entry.is_prefill_chunk:
+                req.to_finish = req.to_finish or FINISH_ABORT()  # its last chunk is in flight: ends as a decode
+                continue
+            self.chunked_req = self._pending_chunked_abort_req = req
+            super().process_pending_chunked_abort()
+            self._forget(entry)
+        self._aborting.clear()
+        super().process_pending_chunked_abort()
+
+    def pause_generation(self, recv_req: Any) -> None:
+        super().pause_generation(recv_req)
+        if recv_req.mode != "retract":
+            return
+        # NOTE: SGLang retracts what is in its batches; what sits outside of them is ours.
+        for req in self._outside():
+            self._release(req)
+            self._add_request_to_queue(req)
+        self._resting = None
+        self._chunked.clear()
+
+    # One step -------------------------------------------------------------------------------------------------------
+
+    def get_next_batch_to_run(self, running_batch: ScheduleBatch, last_batch: ScheduleBatch | None) -> NextBatchPlan:
+        self.process_pending_chunked_abort()
+        if self.grammar_manager.has_waiting_grammars():
+            for req in self.grammar_manager.get_ready_grammar_requests():
+                self._add_request_to_queue(req)
+        running = self._absorb(running_batch, last_batch)
+        self._follow_queue()
+        self.kv_port.begin_step()
+        started = time.monotonic()
+        plan = self.ledger.schedule()
+        if plan.preempted or plan.failed:
+            self._take_out(plan, running)
+        if plan.admitted:
+            self._leave_queue(plan)
+        self._sit_out(plan, running)
+        batch, running = lowering.lower(self, plan, running)
+        if plan:
+            self._plans.append((plan, self._record(plan, batch, started)))
+            self._chunked = [request.handle for request in plan.chunks]
+        if batch is not None:
+            set_schedule_time_batch(batch)
+        if self._strict:
+            self._check()
+        return NextBatchPlan(batch_to_run=batch, running_batch=running)
+
+    def _absorb(self, running: ScheduleBatch, last: ScheduleBatch | None) -> ScheduleBatch:
+        """Join what ran last to the running batch; checkpoint the half-done prompts among it."""
+        half = [req for req in self._chunked if req.kv.holds_kv and not req.finished()]
+        for req in half:
+            checkpoint_kv_cache(req, self.tree_cache)
+        if last is not None and last is not running and not last.forward_mode.is_idle():
+            if self._chunked:
+                out = {id(req) for req in self._chunked}
+                keep = [i for i, req in enumerate(last.reqs) if id(req) not in out and not req.finished()]
+                last.filter_batch(keep_indices=[i for i in keep if not last.reqs[i].is_retracted])
+            running = self._merge(running, last)
+        self._chunked = []
+        if self._resting is not None:
+            running = self._merge(running, self._resting)
+            self._resting = None
+        running.filter_batch()
+        return running
+
+    @staticmethod
+    def _merge(running: ScheduleBatch, other: ScheduleBatch) -> ScheduleBatch:
+        other.filter_batch()
+        if other.is_empty():
+            return running
+        if running.is_empty():
+            return other
+        running.merge_batch(other)
+        return running
+
+    def _take_out(self, plan: StepPlan, running: ScheduleBatch) -> None:
+        """Preempted and failed requests leave the running batch; their KV is free already."""
+        gone = {id(request.handle) for request in plan.preempted} | {id(r.handle) for r, _ in plan.failed}
+        keep = [i for i, req in enumerate(running.reqs) if id(req) not in gone]
+        running.filter_batch(keep_indices=keep)
+        # The last one preempted stands first in line, as in the ledger.
+        for request in plan.preempted:
+            self.waiting_queue.insert(0, request.handle)
+            request.handle.time_stats.set_retract_time()
+        self.metrics_reporter.num_retracted_reqs = len(plan.preempted)
+        if self.metrics_reporter.enable_metrics and plan.preempted:
+            reqs = [request.handle for request in plan.preempted]
+            self.metrics_reporter.metrics_collector.increment_retracted_reqs(
+                num_retracted_reqs=len(reqs),
+                num_retracted_input_tokens=sum(len(r.origin_input_ids) for r in reqs),
+                num_retracted_output_tokens=sum(len(r.output_ids) for r in reqs),
+            )
+        for request, reason in plan.failed:
+            req = request.handle
+            self._entries.pop(request.id, None)
+            end = FINISH_ABORT(f"KV cache pool is too small: the request {reason}.", status_code=500)
+            req.to_finish = end
+            self.send_abort_output(_make_abort_req(req, finished_reason=end.to_json()), req)
+
+    def _leave_queue(self, plan: StepPlan) -> None:
+        admitted = {id(request.handle) for request in plan.admitted}
+        self.waiting_queue = [req for req in self.waiting_queue if id(req) not in admitted]
+        set_time_batch([request.handle for request in plan.admitted], "set_forward_entry_time")
+
+    def _sit_out(self, plan: StepPlan, running: ScheduleBatch) -> None:
+        """Running decodes without a row: those that the result in flight ends leave, the others rest for a step."""
+        if len(plan.tokens) - len(plan.extends) == len(running.reqs):
+            return
+        entries = self._entries
+        idle = [req for req in running.reqs if entries[req.rid] not in plan.tokens]
+        ending = {id(req) for req in self._reqs_finishing_inflight(running)} if self.enable_overlap else set()
+        rest = {id(req) for req in idle if id(req) not in ending}
+        leave = {id(req) for req in idle} - rest
+        if leave:
+            running.filter_batch(keep_indices=[i for i, req in enumerate(running.reqs) if id(req) not in leave])
+        if rest:
+            _, self._resting = lowering.take_rows(running, rest)
+
+    def _release(self, req: Any) -> None:
+        """Give back the KV of a preempted request and make it ready to start over; its outputs stay."""
+        release_req(
+            req=req,
+            remaing_req_count=0,
+            req_to_token_pool=self.req_to_token_pool,
+            token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
+            tree_cache=self.tree_cache,
+            hisparse_coordinator=None,
+            offload_kv=False,
+        )
+
+    def _record(self, plan: StepPlan, batch: ScheduleBatch | None, started: float) -> Step:
+        mode = batch.forward_mode.name.lower() if batch is not None else "none"
+        step = Step(
+            number=plan.number,
+            at=started,
+            mode=mode,
+            prefill_tokens=plan.prefill_tokens,
+            decode_rows=plan.decode_rows,
+            chunks=len(plan.chunks),
+            admitted=len(plan.admitted),
+            preempted=len(plan.preempted),
+            failed=len(plan.failed),
+            running=len(self.ledger.running),
+            waiting=len(self.ledger.waiting),
+            predicted_ms=plan.load.predicted_ms if plan.load is not None else None,
+        )
+        if self.steps.detailed:
+            step.free_tokens = self.kv_port.room()
+            step.rows = {request.id: rows for request, rows in plan.tokens.items()}
+        return step
+
+    # Results back ---------------------------------------------------------------------------------------------------
+
+    def run_batch(self, batch: ScheduleBatch, pp_proxy_tensors: Any = None) -> Any:
+        """SGLang's; on a CPU, where the forward has ended when it returns, its wall time is the step's."""
+        started = time.monotonic()
+        result = super().run_batch(batch, pp_proxy_tensors)
+        if self._plans and self.device == "cpu":
+            self._plans[-1][1].ms = (time.monotonic() - started) * 1e3
+        return result
+
+    def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
+        if not self._plans:
+            super().process_batch_result(batch, result)
+            return
+        plan, step = self._plans.popleft()
+        self.output_streamer.silent = frozenset(id(request.handle) for request in plan.chunks)
+        super().process_batch_result(batch, result)
+        self.output_streamer.silent = frozenset()
+        self._fold(plan, batch)
+        now = time.monotonic()
+        if step.ms is None:
+            step.ms = (now - max(step.at, self._last_result)) * 1e3
+        self._last_result = now
+        self.steps.add(step)
+        if self.pacer is not None and plan.load is not None:
+            self.pacer.observe(plan.load, step.ms)
+
+    def _fold(self, plan: StepPlan, batch: ScheduleBatch) -> None:
+        """Who ended, and whose token SGLang dropped (preempted while its step ran)."""
+        entries = self._entries
+        ended: list[Request] = []
+        dropped: dict[Request, int] = {}
+        for req in batch.reqs:
+            if req.finished():
+                entry = entries.get(req.rid)
+                if entry is not None and entry.handle is req:
+                    ended.append(entry)
+            elif req.is_retracted:
+                entry = entries.get(req.rid)
+                if entry is not None and entry in plan.singles:
+                    dropped[entry] = 0
+        self.ledger.update(plan, dropped or None, ended)
+        for entry in ended:
+            del entries[entry.id]
+
+    def _check(self) -> None:
+        """Both books agree."""
+        for request in self.ledger.running:
+            committed = request.handle.kv.kv_committed_len
+            if request.num_computed_tokens != committed:
+                raise AssertionError(
+                    f"{request.id}: the ledger has {request.num_computed_tokens} computed tokens, SGLang {committed}"
+                )
+
+
+def install(request: Any) -> None:
+    """Put LedgerScheduler in Scheduler's place; run by the plugin in every process, before SGLang makes a scheduler."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    LedgerScheduler.glm_flags = LedgerFlags.from_knobs(request.knobs)
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler", LedgerScheduler, HookType.REPLACE)
