@@ -3,15 +3,15 @@
 A hook is the last choice: a platform method, a registry or a subclass comes first (`platform.py`, `plugin.py`). What is
 left has no seam of its own. `symbols.py` checks before launch that each target exists with the signature expected.
 
-|target (sglang.srt.)                            | kind   | on  | why no seam                                          |
+| target (sglang.srt.)                           | kind   | on  | why no seam                                          |
 |------------------------------------------------|--------|-----|------------------------------------------------------|
-|arg_groups.model_hook.handle_model_specific_... | AROUND | cpu | asks torch.cuda for its capability, every DSA model  |
-|layers.rotary_embedding.factory.get_rope_cpu    | AROUND | cpu | asserts that rope_scaling is given                   |
-|...DefaultPoolConfigurator._compute_dsa_...     | AROUND | cpu | sizes index keys as fp8 whatever the pool stores     |
-|managers.scheduler.Scheduler.get_init_info      | AFTER  | any | the handshake has no field for a plugin              |
-|managers.scheduler.Scheduler.get_internal_state | AFTER  | any | neither has the state report                         |
-|entrypoints.engine.Engine._launch_subprocesses  | AFTER  | any | there is no "schedulers are ready" callback          |
-|entrypoints.engine.kill_process_tree            | AROUND | any | Engine.shutdown also kills Python's resource tracker |
+| arg_groups.model_hook.handle_model_specific_...| AROUND | cpu | asks torch.cuda for its capability, every DSA model  |
+| layers.rotary_embedding.factory.get_rope_cpu   | AROUND | cpu | asserts that rope_scaling is given                   |
+| ...DefaultPoolConfigurator._compute_dsa_...    | AROUND | cpu | sizes index keys as fp8 whatever the pool stores     |
+| managers.scheduler.Scheduler.get_init_info     | AFTER  | any | the handshake has no field for a plugin              |
+| managers.scheduler.Scheduler.get_internal_state| AFTER  | any | neither has the state report                         |
+| entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |
+| entrypoints.engine.kill_process_tree           | AROUND | any | Engine.shutdown also kills Python's resource tracker |
 """
 
 from __future__ import annotations

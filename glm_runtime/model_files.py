@@ -103,13 +103,14 @@ def check_safetensors(path: str, file: Path) -> set[str]:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER):
-                raise ConfigError(f"{what} is cut off or no safetensors file ({size:,} bytes)")
-            header = json.loads(stream.read(length))
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+            header = stream.read(length) if size >= 8 and 2 <= length <= min(size - 8, MAX_HEADER) else b""
     except OSError as error:
         raise ConfigError(f"{what} does not read: {error.strerror}") from None
+    if not header:
+        raise ConfigError(f"{what} is cut off or no safetensors file ({size:,} bytes)")
+    try:
+        tensors = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ConfigError(f"{what} has a damaged header") from None
     if size != 8 + length + end:
