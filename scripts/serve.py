@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 READY_LIMIT_S = 1800.0
+POLL_S = 1.5
 SIGN_OF_LIFE_S = 5.0
 STOP_LIMIT_S = 20.0
 PROMPT = "Which prefill policy answers this?"
@@ -95,7 +96,7 @@ def wait_ready(front: Front, server: subprocess.Popen[bytes]) -> bool:
         if now - told >= SIGN_OF_LIFE_S:
             told = now
             say(f"starting, {now - begin:.0f} s so far")
-        time.sleep(0.5)
+        time.sleep(POLL_S)
     say(f"the server ended with code {server.returncode} before it was ready; its lines above say why")
     return False
 
@@ -180,7 +181,7 @@ def main(argv: list[str]) -> int:
             from glm_runtime.model import ensure
 
             say("embedded model: building it if this is the first time")
-            say(f"embedded model: {ensure()}")
+            say(f"embedded model: {ensure()} (untrained: its answers are noise, but the same noise every time)")
         say(shown)
         server = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
         front = Front(f"http://{near}:{options.port}", options.api_key)
