@@ -2,6 +2,7 @@
 
 select(batch, q, head_weights, cache, topk, scratch, out)                  indexer scores and top-k
 attend(batch | None, q_nope, q_rope, cache, ids, scale, scratch, out, lse) sparse MLA
+gather(cache, slots, out)                                                  latent rows in one float type
 
 cpu        compiled; bounded scratch; the same bits for a row in whatever batch it runs
 reference  plain torch; what the other is measured against
@@ -47,6 +48,8 @@ class Kernels(Protocol):
         out: Tensor,
         lse: Tensor,
     ) -> None: ...
+
+    def gather(self, cache: LatentCache, slots: Tensor, out: Tensor) -> None: ...
 
 
 _active: Kernels | None = None

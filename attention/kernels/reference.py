@@ -57,6 +57,11 @@ def select(
                 out[i, : found.shape[0]] = found
 
 
+def gather(cache: LatentCache, slots: Tensor, out: Tensor) -> None:
+    """Fill out [n, 576] with the rows at slots [n], in out's type."""
+    out.copy_(load_latent(cache, slots, out.dtype))
+
+
 def attend(
     batch: AttentionBatch | None,
     q_nope: Tensor,

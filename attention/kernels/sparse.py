@@ -212,6 +212,13 @@ def widen(source: int, target: int, count: int) -> None:
 
 
 @njit(nogil=True)
+def narrow(source: int, target: int, count: int) -> None:
+    """``count`` (a multiple of 16) float32 to bfloat16, rounded to nearest even."""
+    for i in range(0, count, 16):
+        _put_half(source + 4 * i, target + 2 * i, 1.0)
+
+
+@njit(nogil=True)
 def widen_row(source: int, target: int, packed: bool, half: bool) -> None:
     """One cache row to 576 float32, or to 576 bfloat16 when ``half``; ``packed`` names the 656-byte layout."""
     if not packed:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention import paged
-from attention.kernels import reference
+from attention.kernels import cpu, reference
 from attention.layouts import LatentCache, load_latent
 from attention.scratch import Scratch
 from tests.attention.cases import INDEX_KINDS, Case, make
@@ -116,3 +116,18 @@ def test_bad_shapes_are_named() -> None:
         paged.attend(case.batch, case.q_nope, case.q_rope, case.latent, ids.long(), SCALE, scratch)
     with pytest.raises(ValueError, match="q_nope"):
         paged.attend(case.batch, case.q_nope[:1], case.q_rope[:1], case.latent, ids[:1], SCALE, scratch)
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gather_equals_torch_to_the_bit(kind: str, dtype: torch.dtype) -> None:
+    case = make([(1, 333)], kind)
+    slots = case.batch.context_slots(0)[torch.randperm(333)]
+    out, want = torch.empty((333, 576), dtype=dtype), torch.empty((333, 576), dtype=dtype)
+    cpu.gather(case.latent, slots, out)
+    reference.gather(case.latent, slots, want)
+    assert torch.equal(out, want)
+    with pytest.raises(ValueError, match="slots: entry 2"):
+        cpu.gather(case.latent, torch.tensor([0, 1, case.latent.slots]), out[:3])
+    with pytest.raises(ValueError, match="out"):
+        cpu.gather(case.latent, slots, out[:3])
