@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from benchmarks.common import Ask, Report, median, parser, quantile
 from policies.ledger import Ledger, LedgerConfig, PagePool, Request, StepPlan
+from policies.ledger.step_time import StepPacer
 
 PAGE = 64
 CONTEXT = 1000
@@ -34,12 +35,19 @@ class Arm:
     kv_full: bool = False
     decode_first: bool = False
     fast: bool = True
+    paced: bool = False
 
     @property
     def name(self) -> str:
         """Key of the figures."""
+        marks = {
+            "paced": self.paced,
+            "kv full": self.kv_full,
+            "decode first": self.decode_first,
+            "plain": not self.fast,
+        }
         parts = [f"{self.running},{self.waiting}", "long prefills" if self.prefills else "decode only"]
-        parts += ["kv full"] * self.kv_full + ["decode first"] * self.decode_first + ["plain"] * (not self.fast)
+        parts += [mark for mark, is_set in marks.items() if is_set]
         return " / ".join(parts)
 
 
@@ -56,7 +64,7 @@ def build(arm: Arm) -> Ledger:
         long_prefill_token_threshold=512 if arm.prefills else 0,
         decode_first=arm.decode_first,
     )
-    ledger = Ledger(config, PagePool(pages, PAGE), fast=arm.fast)
+    ledger = Ledger(config, PagePool(pages, PAGE), StepPacer(50.0) if arm.paced else None, fast=arm.fast)
     if arm.prefills:
         ledger.add(Request("old", LONG))
         step(ledger)
@@ -114,6 +122,7 @@ def main() -> int:
     arms = [Arm(*size) for size in SIZES]
     arms += [Arm(*size, prefills=True) for size in SIZES[1:]]
     arms += [Arm(*size, prefills=True, decode_first=True) for size in SIZES[1:]]
+    arms += [Arm(*size, prefills=True, decode_first=True, paced=True) for size in SIZES[2:]]
     arms += [Arm(*size, kv_full=True) for size in SIZES[3:]]
     arms += [Arm(*size, fast=False) for size in SIZES]
     for arm in arms:

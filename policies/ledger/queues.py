@@ -84,8 +84,8 @@ class PriorityQueue:
         heapq.heapify(self._heap)
 
     def first(self, count: int) -> Iterable[Request]:
-        """The next `count` requests, left in place."""
-        return (request for _, request in heapq.nsmallest(count, self._heap))
+        """`count` requests from the front, left in place; the next one first, the others roughly in order."""
+        return [request for _, request in self._heap[:count]]
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -59,6 +59,9 @@ def test_every_step_keeps_the_books(load: Load) -> None:
         assert sum(request.is_prefill_chunk for request in plan.tokens) >= sum(
             request.status is Status.RUNNING for request in plan.chunks
         )
+        for request in plan.chunks:
+            end = world.planned[request]
+            assert end % config.chunk_align in (0, *range(plan.tokens[request], config.chunk_align))
         for request in world.ledger.running:
             assert request.num_computed_tokens <= request.num_tokens_with_spec + config.num_spec_tokens
         _check_pages(world)

@@ -99,6 +99,7 @@ class World:
         for request, _ in plan.failed:
             self.ended[request.id] = "failed"
         self.plans.append(plan)
+        self.planned = {request: request.num_computed_tokens for request in plan.tokens}
         if plan:
             self._flying.append(plan)
         while len(self._flying) > (1 if self.load.config.async_scheduling and plan else 0):
