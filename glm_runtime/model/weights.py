@@ -8,7 +8,7 @@ The hidden state is cut into five blocks (shares of 32); who writes a block deci
 
     attention   scores by id + context, sharply, and adds what it found to context
     indexer     the same score through many noisy heads, so a key at the top-k cut carries little attention weight
-    routing     by id alone, so that rounding moves no expert
+    routing     by signs of id alone, in whole steps, so that rounding moves no expert
     experts     id + context -> context
     last layer  its shared expert turns one projection s of context into a ramp and moves out towards alt:
 
@@ -38,6 +38,8 @@ INDEX_NOISE = 0.3  # of an aligned index head's query
 READ_CONTEXT = 0.35  # weight of a context entry beside an id entry in queries, keys and values
 FOUND = 0.6  # standard deviation that one attention adds to a context entry
 EXPERT = 0.3  # and one mixture of experts
+ROUTER_STEP = 0.5
+ROUTER_BIAS = 0.05  # all biases lie within this
 RAMP_GAIN = 60.0  # g of the ramp
 RAMP_HALF = 0.1  # d of the ramp; s has a standard deviation near 1.5
 RAMP_HEIGHT = 1.5  # makes up for the norm's division of out and alt
@@ -189,11 +191,25 @@ def _choice(recipe: Recipe, prefix: str, inter: int) -> Named:
     yield f"{prefix}.down_proj.weight", down
 
 
+def _router(recipe: Recipe, prefix: str) -> Named:
+    """Each expert's logit is ROUTER_STEP times the sum of five signs of the token's id, so experts differ by whole
+    steps or not at all; biases a fixed distance apart, smaller together than a step, order those that do not."""
+    r = recipe
+    block = Blocks(r.hidden).id
+    gate = np.zeros((r.experts, r.hidden), dtype=np.float32)
+    for expert in range(r.experts):
+        place = block.start + rng.permutation(r.seed, f"{prefix}.router.{expert}", _size(block))[:5]
+        gate[expert, place] = ROUTER_STEP * rng.signs(r.seed, f"{prefix}.router.{expert}.sign", (5,))
+    order = rng.permutation(r.seed, f"{prefix}.bias", r.experts)
+    bias = (order - (r.experts - 1) / 2.0) * (ROUTER_BIAS / r.experts)
+    # NOTE: SGLang rounds the router to bfloat16 off CUDA unless config.router_fp32 holds.
+    yield f"{prefix}.gate.weight", rng.bf16_exact(gate)
+    yield f"{prefix}.gate.e_score_correction_bias", bias.astype(np.float32)
+
+
 def _moe(recipe: Recipe, prefix: str, last: bool) -> Named:
     r = recipe
-    # NOTE: SGLang rounds the router to bfloat16 off CUDA unless config.router_fp32 holds.
-    yield f"{prefix}.gate.weight", rng.bf16_exact(_read(r, f"{prefix}.router", r.experts, gain=1.5, context=0.0))
-    yield f"{prefix}.gate.e_score_correction_bias", rng.normal(r.seed, f"{prefix}.bias", (r.experts,), 0.05)
+    yield from _router(r, prefix)
     for expert in range(r.experts):
         yield from _mlp(r, f"{prefix}.experts.{expert}", r.moe_inter)
     if last:
@@ -206,7 +222,9 @@ def _layer(recipe: Recipe, layer: int, *, full: bool, dense: bool, last: bool) -
     prefix = f"model.layers.{layer}"
     group = f"group.{layer if full else max(i for i in range(layer) if config.is_full(i))}"
     yield f"{prefix}.input_layernorm.weight", _norm(recipe, f"{prefix}.norm.in", recipe.hidden)
-    yield f"{prefix}.post_attention_layernorm.weight", _norm(recipe, f"{prefix}.norm.post", recipe.hidden)
+    after = _norm(recipe, f"{prefix}.norm.post", recipe.hidden)
+    after[Blocks(recipe.hidden).id] = 1.0  # keeps the router's steps equal
+    yield f"{prefix}.post_attention_layernorm.weight", after
     yield from _attention(recipe, f"{prefix}.self_attn", group)
     if full:
         yield from _indexer(recipe, f"{prefix}.self_attn.indexer", group)
@@ -216,8 +234,10 @@ def _layer(recipe: Recipe, layer: int, *, full: bool, dense: bool, last: bool) -
         yield from _moe(recipe, f"{prefix}.mlp", last)
 
 
-def _nextn(recipe: Recipe, layer: int) -> Named:
+def _nextn(recipe: Recipe, layer: int, embed: F32, head: F32) -> Named:
     """The multi-token-prediction layer, stored as layer number `layers`; its indexer is always full.
+
+    Published checkpoints repeat embedding and head here: SGLang skips the copies, other loaders want them.
 
     eh_proj takes context from the target's hidden state and everything else from the embedding of the next token.
     """
@@ -228,11 +248,13 @@ def _nextn(recipe: Recipe, layer: int) -> Named:
     join[blocks.context] = 0.0
     rows = np.arange(blocks.context.start, blocks.context.stop)
     join[rows, recipe.hidden + rows] = 1.0
+    yield f"{prefix}.embed_tokens.weight", embed
     yield f"{prefix}.enorm.weight", _norm(recipe, f"{prefix}.enorm", recipe.hidden)
     yield f"{prefix}.hnorm.weight", _norm(recipe, f"{prefix}.hnorm", recipe.hidden)
     yield f"{prefix}.eh_proj.weight", join
     yield from _layer(recipe, layer, full=True, dense=False, last=True)
     yield f"{prefix}.shared_head.norm.weight", _norm(recipe, "norm", recipe.hidden)
+    yield f"{prefix}.shared_head.head.weight", head
 
 
 def successors(recipe: Recipe) -> tuple[list[int], list[int]]:
@@ -286,10 +308,11 @@ def tensors(recipe: Recipe) -> Named:
     """All tensors of the checkpoint as (name, float32 array), in file order."""
     words = tokenizer.printable()
     code = codes(recipe, len(words), _size(Blocks(recipe.hidden).out))
-    yield "model.embed_tokens.weight", _embedding(recipe, words, code)
+    embed, head = _embedding(recipe, words, code), _head(recipe, words, code)
+    yield "model.embed_tokens.weight", embed
     for layer in range(recipe.layers):
         dense = layer < config.DENSE_LAYERS
         yield from _layer(recipe, layer, full=config.is_full(layer), dense=dense, last=layer == recipe.layers - 1)
     yield "model.norm.weight", _norm(recipe, "norm", recipe.hidden)
-    yield "lm_head.weight", _head(recipe, words, code)
-    yield from _nextn(recipe, recipe.layers)
+    yield "lm_head.weight", head
+    yield from _nextn(recipe, recipe.layers, embed.copy(), head.copy())
