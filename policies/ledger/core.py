@@ -125,6 +125,7 @@ class Ledger:
         draft = self._visit_loose(defer) if self.roster.steady.count else None
         if draft is None:
             draft = self._visit_all(defer)
+        draft.someone_ran = len(draft.rows) > 0
         if not draft.preempted and self.paused == "none":
             self._visit_waiting(draft)
         if not defer:
@@ -239,7 +240,6 @@ class Ledger:
                 return False
             request.quiet = quiet
         self._book(request, rows, max(0, rows - request.to_go) if request.spec else 0, draft)
-        draft.someone_ran = True
         if request.is_prefill_chunk:
             draft.chunk_ran = draft.prefill_ran = True
         return True

@@ -64,7 +64,7 @@ class Sizer:
         return Draft(config.token_budget, config.max_num_batched_tokens, threshold, defer)
 
     def running(self, request: Request, draft: Draft, waiting: Callable[[], Iterable[Request]]) -> int:
-        """Rows of a running request, 0 to sit this step out. `waiting` tells who could still be admitted in it."""
+        """Rows of a running request, none to sit this step out. `waiting` tells who could still be admitted in it."""
         config = self._config
         if draft.defer and request.is_prefill_chunk:
             return 0
@@ -74,9 +74,12 @@ class Sizer:
                 return 0  # what is in flight ends it
         to_go = request.tokens + request.placeholders - request.computed
         rows = to_go + request.spec
+        most = config.max_model_len - request.computed - 1
+        if rows == 1:
+            return min(1, most)  # the caller has seen that the budgets have one left
         if 0 < draft.threshold < rows:
             rows = draft.threshold
-        rows = min(rows, draft.tokens_left, draft.input_left - self._slots, config.max_model_len - request.computed - 1)
+        rows = min(rows, draft.tokens_left, draft.input_left - self._slots, most)
         if self._shaped and to_go > 1 and rows > 0:
             if self._capped and to_go > config.long_tokens:
                 rows = min(rows, max(self._share(request, draft, waiting()), config.chunk_align))

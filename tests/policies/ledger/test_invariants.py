@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from policies.ledger import LedgerConfig, Request, Status
@@ -160,3 +162,47 @@ def test_a_short_prompt_overtakes_a_long_one() -> None:
             break
     assert ended["r2"] <= 6 and ended["r3"] <= 8
     assert ended["r0"] < ended["r1"] <= 2 * 6400 // 64 + 12
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_fast_is_plain_in_a_crowd(seed: int, overlap: bool) -> None:
+    """Eighty requests over a pool for a dozen of them: steady decodes, long prompts and preemptions at once."""
+    random = Random(seed)
+    config = LedgerConfig(
+        max_num_batched_tokens=random.choice([96, 256]),
+        max_num_seqs=64,
+        max_model_len=512,
+        long_prefill_token_threshold=random.choice([0, 40]),
+        scheduling_policy=random.choice(["fcfs", "priority"]),
+        scheduler_reserve_full_isl=random.random() < 0.5,
+        decode_first=random.random() < 0.5,
+        max_long_partial_prefills=random.choice([0, 2]),
+        chunk_align=16,
+        async_scheduling=overlap,
+    )
+    clients = []
+    for i in range(80):
+        tokens = random.randint(1, 120)
+        prompt = random.choice([random.randint(1, 40), random.randint(100, 380)])
+        abort = random.randint(5, 300) if random.random() < 0.1 else None
+        clients.append(
+            Client(
+                f"r{i}",
+                random.randint(0, 60),
+                prompt,
+                tokens,
+                stop_at=random.choice([tokens, random.randint(1, tokens)]),
+                group=random.randint(0, 2),
+                shared=random.choice([0, prompt // 2]),
+                priority=random.randint(0, 3),
+                abort_step=abort,
+            )
+        )
+    load = Load(config, tuple(clients), blocks=150, block_size=16, caching=seed % 2 == 0, drops=overlap, seed=seed)
+    plain, fast = World(load, fast=False), World(load)
+    plain.run()
+    fast.run()
+    assert fast.record == plain.record
+    assert sum(len(plan.preempted) for plan in plain.plans) > 0
+    assert any(len(plan.tokens) > 2 * len(plan.singles) > 0 for plan in fast.plans)  # most rows were the clock's

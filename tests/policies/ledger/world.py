@@ -57,6 +57,7 @@ class World:
     fast: bool = True
     record: list[dict[str, Any]] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
+    planned: dict[Request, int] = field(default_factory=dict)  # computed tokens after the last step's rows
 
     def __post_init__(self) -> None:
         load = self.load
@@ -120,7 +121,7 @@ class World:
                 counts[request] = 0
                 continue
             drafts = plan.drafts.get(request, 0)
-            chance = Random(hash((self.load.seed, request.id, self.outputs[request.id])))
+            chance = Random(f"{self.load.seed}/{request.id}/{self.outputs[request.id]}")
             accepted = 0 if request in plan.admitted else chance.randint(0, drafts)
             brought = min(1 + accepted, client.stop_at - self.outputs[request.id])
             self.outputs[request.id] += brought
