@@ -16,6 +16,7 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from glm_runtime import ending, report
 from glm_runtime.config import RuntimeConfig
+
+logger = logging.getLogger(__name__)
 
 MODEL_ADJUSTMENTS = "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments"
 ROPE_CPU = "sglang.srt.layers.rotary_embedding.factory.get_rope_cpu"
@@ -98,6 +101,7 @@ def compare_reports(launched: Any, *_args: Any, **_kwargs: Any) -> Any:
         wait()
     for rank, info in enumerate(result.scheduler_infos):
         report.require(info.get("glm_runtime"), rank)
+    logger.info("glm_runtime: %s", report.summary(result.scheduler_infos[0]["glm_runtime"]))
     if hasattr(manager, "signal_handler_class"):
         manager.signal_handler_class = ending.running_handler(manager.signal_handler_class)
     return launched

@@ -194,6 +194,8 @@ def run(server_args: Any) -> None:
     debug = str(server_args.log_level).lower() == "debug"
     try:
         run_server(server_args)
+    except KeyboardInterrupt:
+        pass  # Ctrl-C is how an operator stops a server
     except Exception as error:  # SGLang raises any kind while it resolves arguments and starts
         ending.end_children()
         if debug:

@@ -195,8 +195,8 @@ def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float,
     if odd is not None:
         raise ConfigError(f"--model-path {server_args.model_path}: {odd}, so --device cpu cannot serve it")
     model_context = int(config.get("max_position_embeddings", 0))
-    context = server_args.context_length or model_context
     explicit = server_args.context_length is not None
+    context = server_args.context_length if explicit else model_context
     if explicit and context < 1:
         raise ConfigError(f"--context-length {context} is not positive")
     if explicit and model_context and context > model_context:
