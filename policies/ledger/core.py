@@ -202,7 +202,10 @@ class Ledger:
             if len(self.roster) >= config.active_seqs or len(skipped) >= LOOK_PAST:
                 break
             request = self.waiting.peek()
-            hit = self.kv.lookup(request)
+            if sizer.held_back(request, draft):
+                skipped.append(self.waiting.pop())
+                continue
+            hit = request.last_hit = self.kv.lookup(request)
             prefill = request.tokens - hit > 1
             padding = sizer.padding(request, hit, draft)
             rows = None if draft.defer and prefill else sizer.waiting(request, hit, padding, draft)
@@ -216,6 +219,9 @@ class Ledger:
             quiet = self.kv.admit(request, hit, hit + rows, config.num_spec_tokens, whole, len(self.roster) > 0)
             if quiet == NO_ROOM:
                 self.kv.abandon(request)
+                if config.fail_unfit and self._outgrows(request.tokens):
+                    self._fail(request, draft)
+                    continue
                 self._no_room = True
                 break
             self._admit(self.waiting.pop(), hit, quiet, draft)
@@ -291,7 +297,8 @@ class Ledger:
 
     def _fail(self, request: Request, draft: Draft) -> None:
         """End a request that the whole pool cannot hold."""
-        reason = f"needs KV for more than {request.computed} tokens, the whole pool holds {self.kv.capacity}"
+        known = max(request.computed, request.tokens - 1)
+        reason = f"needs KV for more than {known} tokens, the whole pool holds {self.kv.capacity}"
         self._take_back(request, draft)
         self.finish(request)
         draft.failed.append((request, reason))

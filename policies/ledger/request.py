@@ -42,6 +42,7 @@ class Request:
         "handle",
         "id",
         "is_prefill_chunk",
+        "last_hit",
         "max_tokens",
         "num_cached_tokens",
         "num_preemptions",
@@ -81,6 +82,7 @@ class Request:
         self.placeholders = 0
         self.is_prefill_chunk = False
         self.num_cached_tokens = 0
+        self.last_hit = -1  # what the prefix cache held of it when last looked up; -1: never looked up
         self.num_preemptions = 0
         self.order = 0  # number of the arrival; breaks ties of priority and time
         self.seat = 0  # number of the admission; running order is seat order

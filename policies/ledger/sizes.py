@@ -108,6 +108,14 @@ class Sizer:
                 return 0
         return rows
 
+    def held_back(self, request: Request, draft: Draft) -> bool:
+        """Whether a cap is known to hold a waiting request back, so that it need not be looked up in every step."""
+        if not self._capped or request.last_hit < 0:
+            return False
+        to_go = request.tokens - request.last_hit
+        ends_here = to_go <= draft.tokens_left and not 0 < draft.threshold < to_go
+        return not ends_here and self._cap_reached(to_go, self._half_done(draft))
+
     def padding(self, request: Request, hit: int, draft: Draft) -> int:
         """Filler drafts for a request one token short of its end, so that its rows look like its neighbours'."""
         count = self._config.num_spec_tokens

@@ -175,6 +175,24 @@ def test_cap_on_partial_prefills() -> None:
     assert [request.id for request in ledger.waiting] == ["c"]
 
 
+def test_a_held_back_prompt_is_not_looked_up_again() -> None:
+    ledger = make(max_long_partial_prefills=1, long_prefill_token_threshold=16)
+    looked: list[str] = []
+    lookup = ledger.kv.lookup
+
+    def counted(request: Request) -> int:
+        looked.append(request.id)
+        return lookup(request)
+
+    ledger.kv.lookup = counted  # type: ignore[method-assign]
+    for id in ("a", "b", "c"):
+        ledger.add(Request(id, 50))
+    steps = [step(ledger) for _ in range(12)]
+    assert looked == ["a", "b", "c", "b", "c"]
+    assert [list(rows) for rows in steps[:5]] == [["a"], ["a"], ["a"], ["a", "b"], ["a", "b"]]
+    assert all(request.num_output_tokens for request in ledger.running) and len(ledger.running) == 3
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [

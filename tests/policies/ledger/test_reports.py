@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.ledger import Ledger, LedgerConfig, PagePool, Request, StepPlan
+from policies.ledger.blocks import BlockPool, TokenKeys
 from tests.policies.ledger.world import Client, Load, World
 
 
@@ -48,6 +49,28 @@ def test_r11_two_prompts_over_a_pool_for_one(fast: bool, overlap: bool) -> None:
     world.run(limit=60)
     assert world.outputs == {"r0": 8, "r1": 8}
     assert all(request.num_preemptions <= 1 for request in world.requests.values())
+
+
+def test_a_waiting_request_that_outgrew_the_pool_fails_too() -> None:
+    """Preempted with one token more than the pool holds: with the whole-prompt rule nothing would ever admit it."""
+    config = LedgerConfig(max_num_batched_tokens=50, max_num_seqs=4, max_model_len=256, chunk_align=16, fail_unfit=True)
+    pool = BlockPool(4, 16, TokenKeys(16, lambda _, start, end: range(start, end)))
+    ledger = Ledger(config, pool)
+    first, second = Request("first", 60), Request("second", 50)
+    ledger.add(first)
+    ledger.add(second)
+    plan = ledger.schedule()
+    assert rows(plan) == {"first": 48, "second": 2}  # the second starts from the first one's blocks
+    while second.num_tokens < 65:
+        ledger.update(plan)
+        plan = ledger.schedule(throttle=second.num_tokens < 65)
+    assert [request.id for request in plan.preempted] == ["second"] and rows(plan) == {"first": 12}
+    ledger.update(plan)
+    ledger.add(Request("third", 1))
+    plan = ledger.schedule()
+    assert [(request.id, "64" in reason) for request, reason in plan.failed] == [("second", True)]
+    ledger.update(plan, finished=[first])
+    assert rows(ledger.schedule()) == {"third": 1}
 
 
 def test_r14_a_request_above_the_pool_fails_and_the_next_works() -> None:
