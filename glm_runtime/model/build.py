@@ -3,15 +3,17 @@
     ensure(preset)   cache/<preset>-<digest>/ there and whole -> its path
                      else build into cache/.<preset>-<digest>.<random>/, then one rename
 
-A folder is whole when `complete.json` names every file with its size; it is written last. Two processes that build at
-once both work in folders of their own: the second rename fails and the loser takes the winner's folder.
+A folder is whole when `complete.json` names every file with its size; it is written last. Of two processes that ask at
+once one builds, under the cache's lock, and the other waits and takes what was built.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,14 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "glm_runtime"
 
 
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Holds the cache's lock file; a process that dies lets go of it."""
+    with open(root / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def ensure_recipe(recipe: Recipe, label: str) -> Path:
     """The cached folder of `recipe`, built on first use; safe when several processes ask at once."""
     root = cache_root()
@@ -78,25 +88,18 @@ def ensure_recipe(recipe: Recipe, label: str) -> Path:
     if is_whole(final, recipe):
         return final
     root.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=root))
-    try:
-        build(recipe, work)
-        work.chmod(0o755)
-        for _ in range(8):
-            try:
-                work.rename(final)
-                return final
-            except OSError:
-                if is_whole(final, recipe):
-                    return final
-                # A torn folder stands in the way: move it aside in one step, then remove it at leisure.
-                aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.torn.", dir=root))
-                with contextlib.suppress(OSError):
-                    final.rename(aside)
-                shutil.rmtree(aside, ignore_errors=True)
-        raise OSError(f"cannot put the built model in place at {final}")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with _alone(root):
+        if is_whole(final, recipe):
+            return final
+        work = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=root))
+        try:
+            build(recipe, work)
+            work.chmod(0o755)
+            shutil.rmtree(final, ignore_errors=True)  # a torn one
+            work.rename(final)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return final
 
 
 def ensure(preset_name: str = "tiny") -> Path:
