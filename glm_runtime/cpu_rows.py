@@ -4,23 +4,35 @@
     rows 2, 3     small-M GEMM kernels: other order       ├─ so a request alone and the same request among others would
     rows >= 4     one order of summation for each row     ┘  differ in the last bits, and now and then in a token
 
-Both libraries behind torch's float32 and bfloat16 products on CPU (MKL, oneDNN) choose kernels by the number of rows. From
-four rows on, a row's result does not depend on the other rows (`invariant_rows` checks it on the machine at start-up). So
-the decoder stack runs on at least `MIN_ROWS` rows: missing ones are copies of row 0 and are dropped after the last layer.
-An expert, and the LM head, see few rows even in large batches: each pads its own.
+Both libraries behind torch's float32 and bfloat16 products on CPU (MKL, oneDNN) choose kernels by the number of rows.
+From four rows on, a row's result does not depend on the other rows (`invariant_rows` checks it on the machine at
+start-up). So the decoder stack runs on at least `MIN_ROWS` rows: missing ones are copies of row 0 and are dropped after
+the last layer. An expert, and the LM head, see few rows even in large batches: each pads its own.
+
+Elementwise functions have the same hazard. torch computes sigmoid and SiLU 32 numbers at a time and what is left over
+by another routine, an ulp apart at times; what is left over depends on the number of rows, and on where threads cut:
+
+    numbers       |  32  |  32  | rest |           router, [rows, experts]: padded until no thread has a rest
+                   vector vector scalar            SiLU: from exp, whose vector routine serves the rest too
 
 Weights are packed once for oneDNN (its blocked layout): 1.1 to 2.7x faster than unpacked, most at few rows.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 MIN_ROWS = 4
-PACKED_UPDATE_ERROR = "online weight updates are off while CPU weights are packed for oneDNN; start with --no-cpu-weight-packing to allow them"
+LANES = 32  # numbers that torch's elementwise loop takes at a time, at most (two AVX-512 registers)
+GRAIN = 32768  # numbers below which torch's elementwise loop stays on one thread
+PACKED_UPDATE_ERROR = (
+    "online weight updates are off while CPU weights are packed for oneDNN; "
+    "start with --no-cpu-weight-packing to allow them"
+)
 
 
 def pad_rows(x: torch.Tensor, rows: int = MIN_ROWS) -> torch.Tensor:
@@ -29,6 +41,45 @@ def pad_rows(x: torch.Tensor, rows: int = MIN_ROWS) -> torch.Tensor:
     if missing <= 0 or x.shape[0] == 0:
         return x
     return torch.cat([x, x[:1].expand(missing, *x.shape[1:])])
+
+
+def even_rows(rows: int, width: int, threads: int) -> int:
+    """Fewest rows >= `rows` of `width` numbers that `threads` threads share without a rest smaller than `LANES`."""
+    if rows == 0:
+        return 0
+    unit = LANES // math.gcd(LANES, width)
+    padded = -(-rows // unit) * unit
+    while (padded * width) % (LANES * min(threads, -(-padded * width // GRAIN))):
+        padded += unit
+    return padded
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up = gate / (1 + exp(-gate)) * up, equal shapes; float32 inside, rounded once to gate's dtype."""
+    x = gate.float()
+    scale = torch.exp(-x).add_(1.0)
+    return torch.div(x, scale, out=scale).mul_(up).to(gate.dtype)
+
+
+def silu_and_mul(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """`SiluAndMul.forward` on our platform: x [rows, 2 * inner] -> [rows, inner]."""
+    gate, up = x.chunk(2, dim=-1)
+    return silu_mul(gate, up)
+
+
+def route(self: Any, hidden_states: torch.Tensor, router_logits: torch.Tensor, **kwargs: Any) -> Any:
+    """`TopK.forward` on our platform: SGLang's own routing, on padded rows.
+
+    Args:
+        hidden_states: [rows, hidden]. router_logits: [rows, experts].
+
+    Returns:
+        (weights [rows, k], ids [rows, k], logits [rows, experts]).
+    """
+    rows, experts = router_logits.shape
+    padded = even_rows(rows, experts, torch.get_num_threads())
+    out = self.forward_native(pad_rows(hidden_states, padded), pad_rows(router_logits, padded), **kwargs)
+    return type(out)(*(part[:rows] for part in out))
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -63,8 +114,8 @@ class PackedExperts:
 def expert_forward(method: Any, layer: Any, dispatch_output: Any) -> Any:
     """`UnquantizedFusedMoEMethod.forward` on our platform: experts one by one over the rows routed to them.
 
-    out[t] = sum_j weight[t, j] * W2_e (silu(W1_e x_t) * W3_e x_t), e = ids[t, j], summed in the row's own top-k order, so
-    that a row's sum does not depend on the batch. The routed scaling factor is applied by SGLang's model code.
+    out[t] = sum_j weight[t, j] * W2_e (silu(W1_e x_t) * W3_e x_t), e = ids[t, j], summed in the row's own top-k order,
+    so that a row's sum does not depend on the batch. The routed scaling factor is applied by SGLang's model code.
 
     Args:
         layer: SGLang's FusedMoE: `w13_weight` [experts, 2 * inner, hidden], `w2_weight` [experts, hidden, inner].
@@ -95,10 +146,10 @@ def expert_forward(method: Any, layer: Any, dispatch_output: Any) -> Any:
         hidden = pad_rows(x.index_select(0, slots // k))
         if packed is None:
             gate, up = F.linear(hidden, layer.w13_weight[expert]).chunk(2, dim=-1)
-            result = F.linear(F.silu(gate) * up, layer.w2_weight[expert])
+            result = F.linear(silu_mul(gate, up), layer.w2_weight[expert])
         else:
             gate, up = linear(hidden, packed.w13[expert]).chunk(2, dim=-1)
-            result = linear(F.silu(gate) * up, packed.w2[expert])
+            result = linear(silu_mul(gate, up), packed.w2[expert])
         out.index_copy_(0, slots, result[:count])
     weighted = out.view(rows, k, -1).to(weights.dtype) * weights.unsqueeze(-1)
     return StandardCombineInput(hidden_states=weighted.sum(dim=1).to(x.dtype))
@@ -139,6 +190,8 @@ def install(model: torch.nn.Module, packing: bool) -> None:
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod, UnquantizedLinearMethod
 
+    from glm_runtime import cpu_stack
+
     def pad_inputs(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         input_ids, positions, *rest = args
         return (pad_rows(input_ids), pad_rows(positions), *rest)
@@ -154,13 +207,17 @@ def install(model: torch.nn.Module, packing: bool) -> None:
     model.lm_head.quant_method = PaddedHead(model.lm_head.weight, packing)
     if not packing:
         return
+    stacked = cpu_stack.plain(model)
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         # NOTE: exact types: a quantised method is a subclass or another class, and keeps its own arithmetic.
         if isinstance(module, LinearBase) and type(method) is UnquantizedLinearMethod:
-            module.quant_method = PackedLinear(method, module.weight)
+            if not stacked:  # the stack packs its own; a batch that it leaves to SGLang is rare
+                module.quant_method = PackedLinear(method, module.weight)
         elif isinstance(module, FusedMoE) and type(method) is UnquantizedFusedMoEMethod:
             module.glm_packed = PackedExperts(module)
         else:
             continue
         module._derived_weight_cache_error = PACKED_UPDATE_ERROR
+    if stacked:
+        cpu_stack.install(model)

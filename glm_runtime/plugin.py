@@ -68,17 +68,21 @@ def _register_cpu(request: config.RuntimeConfig) -> None:
         slots = Slots(indexer.name, indexer.load(), prefill.name, prefill.load())
         return GlmCpuBackend(runner, slots, request.indexer_scratch_mb)
 
+    from sglang.srt.layers.activation import SiluAndMul
     from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
+    from sglang.srt.layers.moe.topk import TopK
     from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
     from attention.backend import index_forward
-    from glm_runtime.cpu_rows import expert_forward
+    from glm_runtime.cpu_rows import expert_forward, route, silu_and_mul
 
     AttentionBackendRegistry.register(NAME, lambda attn, forward_batch: AttnForwardMethod.MLA)
     BaseFusedOp.register_oot_forward(Indexer, index_forward, KEY)
     BaseFusedOp.register_oot_forward(UnquantizedFusedMoEMethod, expert_forward, KEY)
+    BaseFusedOp.register_oot_forward(SiluAndMul, silu_and_mul, KEY)
+    BaseFusedOp.register_oot_forward(TopK, route, KEY)
 
 
 def _register_endpoint() -> None:
