@@ -51,6 +51,33 @@ def test_r11_two_prompts_over_a_pool_for_one(fast: bool, overlap: bool) -> None:
     assert all(request.num_preemptions <= 1 for request in world.requests.values())
 
 
+def test_what_a_victim_was_given_in_the_same_step_returns_to_both_budgets() -> None:
+    """By priority the victim may have its rows already: they go back, its draft slots too, and the next uses them."""
+    config = LedgerConfig(
+        max_num_batched_tokens=24,
+        max_num_seqs=3,
+        max_model_len=64,
+        scheduling_policy="priority",
+        scheduler_reserve_full_isl=False,
+        draft_slots=2,
+    )
+    ledger = Ledger(config, PagePool(pages=13, page_size=4))
+    low = Request("low", 29, priority=9)
+    ledger.add(low)
+    for wanted in ({"low": 22}, {"low": 7}):
+        plan = ledger.schedule()
+        assert rows(plan) == wanted
+        ledger.update(plan)
+    ledger.add(Request("grows", 4))
+    ledger.add(Request("long", 40))
+    plan = ledger.schedule()
+    assert rows(plan) == {"low": 1, "grows": 4, "long": 24 - 1 - 4 - 3 * 2}
+    ledger.update(plan)
+    plan = ledger.schedule()
+    assert plan.preempted == [low]
+    assert rows(plan) == {"grows": 1, "long": 24 - 1 - 2 * 2}
+
+
 def test_a_waiting_request_that_outgrew_the_pool_fails_too() -> None:
     """Preempted with one token more than the pool holds: with the whole-prompt rule nothing would ever admit it."""
     config = LedgerConfig(max_num_batched_tokens=50, max_num_seqs=4, max_model_len=256, chunk_align=16, fail_unfit=True)
