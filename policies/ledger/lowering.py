@@ -56,7 +56,8 @@ def lower(scheduler: Any, plan: StepPlan, running: ScheduleBatch) -> tuple[Sched
         running.prepare_for_decode()
         return running, running
     batch = _extend_batch(scheduler, plan, want_logprobs=not running.is_empty() and running.return_logprob)
-    if plan.decode_only and not batch.return_logprob:
+    # NOTE: the sample of a chunk that is not the last must be thrown away, and only EXTEND results can be.
+    if plan.decode_only and not plan.chunks and not batch.return_logprob:
         return _as_decode(scheduler, batch, running)
     if running.is_empty():
         return batch, running
