@@ -37,8 +37,7 @@ def Engine(**arguments: Any) -> Any:
     options = Options.of({name: value for name, value in ours.items() if value is not None})
     path = arguments.get("model_path")
     if path is not None:
-        model_files.check_config(str(path), model_files.read_config(str(path)))
-        model_files.check_folder(str(path), arguments.get("load_format"))
+        model_files.check(str(path), arguments.get("load_format"))
     device = prepare.choose_device(arguments.get("device"))
     ranks = 1
     for size in ("tp_size", "pp_size", "dp_size"):
@@ -97,7 +96,7 @@ def _start(request: RuntimeConfig, options: Options, arguments: dict[str, Any], 
         raise ConfigError(ending.describe(error)) from None
     config = model_files.read_config(server_args.model_path)
     refuse.launch(server_args, request, config, options.cp_split)
-    prepare.fit_ledger(server_args, request)
+    prepare.fit(server_args, request, config)
     ending.catch_child_failures(server_args)
     try:
         return PolicyEngine(server_args=server_args)

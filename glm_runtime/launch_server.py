@@ -99,8 +99,7 @@ def serve(options: Options, given: Given) -> None:
     # What can be refused without SGLang is refused first: it is quick, and nothing else has been said by then.
     path = given.value(*MODEL)
     if path is not None:
-        model_files.check_config(path, model_files.read_config(path))
-        model_files.check_folder(path, given.value("--load-format"))
+        model_files.check(path, given.value("--load-format"))
     port = given.value("--port") or str(DEFAULT_PORT)
     if port.isdigit():
         refuse.port(given.value("--host") or "127.0.0.1", int(port))
@@ -122,7 +121,7 @@ def serve(options: Options, given: Given) -> None:
         spelled_out(server_args, given, ranks, device)
         config = model_files.read_config(server_args.model_path)
         refuse.launch(server_args, request, config, options.cp_split)
-        prepare.fit_ledger(server_args, request)
+        prepare.fit(server_args, request, config)
     except BaseException:
         RuntimeConfig.retract()
         raise

@@ -4,7 +4,7 @@
            ─> tokenizer files
            ─> *.safetensors: | 8 bytes: header length | JSON header | data |   size = 8 + header + largest offset
 
-A torn file is found by its size; values are not read.
+A torn file is found by its size, a foreign one by names and shapes (`model_shapes.py`); values are not read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from glm_runtime.config import ConfigError
+from glm_runtime.model_shapes import Shape, mismatch
 
 ARCHITECTURES = ("GlmMoeDsaForCausalLM",)
 KEYS = (
@@ -96,8 +97,8 @@ def check_config(path: str, config: Mapping[str, Any]) -> None:
             raise ConfigError(f"--model-path {path}: config.json {said} {key}, a positive whole number")
 
 
-def check_safetensors(path: str, file: Path) -> set[str]:
-    """Names of the tensors in one file. Raises ConfigError where it is cut off or is no safetensors file."""
+def check_safetensors(path: str, file: Path) -> dict[str, tuple[str, Shape]]:
+    """Name -> (dtype, shape) of the tensors in one file. Raises ConfigError where it is cut off or foreign."""
     what = f"--model-path {path}: {file.name}"
     try:
         size = file.stat().st_size
@@ -111,17 +112,19 @@ def check_safetensors(path: str, file: Path) -> set[str]:
     try:
         tensors = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
         end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+        found = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in tensors.items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ConfigError(f"{what} has a damaged header") from None
     if size != 8 + length + end:
         raise ConfigError(f"{what} is damaged: {size:,} bytes, its header tells of {8 + length + end:,}")
-    return set(tensors)
+    return found
 
 
-def check_folder(path: str, load_format: str | None = None) -> None:
+def check_folder(path: str, config: Mapping[str, Any], load_format: str | None = None) -> None:
     """Refuse a local model folder whose tokenizer or weights are missing or torn; a hub id is left to SGLang.
 
     Args:
+        config: its config.json, for the names and shapes of the weights.
         load_format: SGLang's --load-format; weights are looked at for "auto" and "safetensors" only.
     """
     folder = Path(path).expanduser()
@@ -146,6 +149,14 @@ def check_folder(path: str, load_format: str | None = None) -> None:
         if load_format is None and any(folder.glob("*.bin")):
             return
         raise ConfigError(f"--model-path {path}: no weights there (*.safetensors)")
-    names = {name for file in files for name in check_safetensors(path, file)}
-    if not any(name.startswith("model.layers.") for name in names):
-        raise ConfigError(f"--model-path {path}: no layer's weights in {files[0].name}")
+    found = {name: entry for file in files for name, entry in check_safetensors(path, file).items()}
+    wrong = mismatch(config, found)
+    if wrong is not None:
+        raise ConfigError(f"--model-path {path}: {wrong}")
+
+
+def check(path: str, load_format: str | None = None) -> None:
+    """All of the above: refuse a folder or hub id that cannot be served."""
+    config = read_config(path)
+    check_config(path, config)
+    check_folder(path, config, load_format)

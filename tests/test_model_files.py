@@ -12,6 +12,7 @@ import pytest
 from glm_runtime import model_files
 from glm_runtime.config import ConfigError
 from glm_runtime.model import ensure
+from glm_runtime.model_shapes import mismatch
 
 
 @pytest.fixture
@@ -22,8 +23,7 @@ def model(tmp_path: Path) -> Path:
 
 def check(model: Path, load_format: str | None = None) -> None:
     """Both checks, as a launch does them."""
-    model_files.check_config(str(model), model_files.read_config(str(model)))
-    model_files.check_folder(str(model), load_format)
+    model_files.check(str(model), load_format)
 
 
 def weights(model: Path) -> Path:
@@ -123,3 +123,31 @@ def test_a_hub_id_is_told_from_a_folder(model: Path, monkeypatch: pytest.MonkeyP
     assert not model_files.is_hub_id("./owner/name")
     monkeypatch.chdir(model.parent.parent)
     assert not model_files.is_hub_id(f"{model.parent.name}/model")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"moe_intermediate_size": 256}, r"mlp\.experts\.0\.gate_proj\.weight has shape \[128, 256\].*\[256, 256\]"),
+        ({"num_attention_heads": 2}, r"q_b_proj\.weight has shape"),
+        ({"num_hidden_layers": 10, "indexer_types": None, "mlp_layer_types": None}, r"model\.layers\.9\..* is missing"),
+        ({"n_routed_experts": 9}, r"mlp\.gate\.weight has shape|experts\.8\..* is missing"),
+        ({"indexer_types": ["full"] * 8}, r"model\.layers\.3\.self_attn\.indexer\.wq_b\.weight is missing"),
+        ({"indexer_types": ["full"]}, r"does not describe the layers"),
+        ({"intermediate_size": None}, r"does not describe the layers \(TypeError|KeyError"),
+    ],
+)
+def test_weights_that_the_config_does_not_describe(model: Path, change: dict[str, Any], words: str) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ConfigError, match=words):
+        check(model)
+
+
+def test_packed_weights_are_not_compared_by_shape(model: Path) -> None:
+    config = model_files.read_config(str(model))
+    found = model_files.check_safetensors(str(model), weights(model))
+    assert mismatch(config, found) is None
+    packed = found | {"model.layers.0.self_attn.o_proj.weight": ("F8_E4M3", (1, 1))}
+    assert mismatch(config, packed) is None
+    assert mismatch(config, found | {"model.norm.weight": ("BF16", (1,))}) is not None
