@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from attention.kernels.sparse import copy, narrow, widen_row
-from attention.kernels.vector import compiled, get_i64, stamp
+from attention.kernels.vector import ask, compiled, get_i64, stamp
 from attention.layouts import LATENT_DIM, LatentCache
 
 _COPY, _NARROW, _WIDEN, _PACKED = 0, 1, 2, 3
+_AHEAD = 4
 
 
 def _build(version: str) -> Callable[..., int]:
@@ -30,6 +31,10 @@ def _build(version: str) -> Callable[..., int]:
             slot = get_i64(slots + 8 * i)
             if slot < 0 or slot >= total:
                 return 1 + i
+            if i + _AHEAD < count:
+                coming = get_i64(slots + 8 * (i + _AHEAD))
+                if 0 <= coming < total:
+                    ask(cache + coming * row_bytes, row_bytes)
             source, target = cache + slot * row_bytes, out + i * step
             if mode == _COPY:
                 copy(source, target, step)

@@ -112,10 +112,16 @@ def _build(version: str) -> Callable[..., int]:
                     else:
                         widen(source, 64 * dim, mode == _SMALL, widened)
                         pack(widened, 4 * words, words, packed)
-                    for i in range(max(row, last - length + 64 * page), stop):
+                    begin = max(row, last - length + 64 * page)
+                    coming = 0
+                    if page + 1 < (length - last + stop + 63) // 64:
+                        coming = cache + page_bytes * get_i32(table + 4 * (r * table_width + page + 1))
+                    for i in range(begin, stop):
                         k = i - row
                         place = block + k * stride + 256 * page
-                        score(queries + k * row_bytes, heads, words, pairs != 0, packed, gains + 4 * k * heads, place)
+                        gain = gains + 4 * k * heads
+                        fresh = page_bytes if i == begin and coming != 0 else 0
+                        score(queries + k * row_bytes, heads, words, pairs != 0, packed, gain, place, coming, fresh)
                         if mode == _SMALL:
                             scale_keys(place, source + INDEX_SCALE_AT)
                 for i in range(row, stop):

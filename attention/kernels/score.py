@@ -24,6 +24,7 @@ from attention.kernels.vector import (
     VI,
     Code,
     W,
+    ask,
     block,
     get_i32,
     half_floats,
@@ -173,20 +174,27 @@ def widen(page: int, count: int, small: bool, target: int) -> None:
 
 
 @njit(nogil=True)
-def score(q: int, heads: int, words: int, pairs: bool, packed: int, weights: int, out: int) -> None:
-    """64 scores of one query row: q [heads, words] words, weights float32 [heads]."""
+def score(
+    q: int, heads: int, words: int, pairs: bool, packed: int, weights: int, out: int, coming: int, coming_bytes: int
+) -> None:
+    """64 scores of one query row: q [heads, words] words, weights float32 [heads].
+
+    Meanwhile ``coming_bytes`` at ``coming``, the next page, are prefetched, a share with each four heads.
+    """
     step = 4 * words
     whole = heads // 4 * 4
+    share = (coming_bytes // max(heads // 4, 1) + 63) // 64 * 64
     _clear(out)
-    if pairs:
-        for h in range(0, whole, 4):
+    for h in range(0, whole, 4):
+        ask(coming + h // 4 * share, min(share, coming_bytes - h // 4 * share))
+        if pairs:
             _score4_pairs(q + h * step, step, words, packed, weights + 4 * h, out)
-        for h in range(whole, heads):
-            _score1_pairs(q + h * step, step, words, packed, weights + 4 * h, out)
-    else:
-        for h in range(0, whole, 4):
+        else:
             _score4(q + h * step, step, words, packed, weights + 4 * h, out)
-        for h in range(whole, heads):
+    for h in range(whole, heads):
+        if pairs:
+            _score1_pairs(q + h * step, step, words, packed, weights + 4 * h, out)
+        else:
             _score1(q + h * step, step, words, packed, weights + 4 * h, out)
 
 

@@ -23,11 +23,11 @@ from attention.kernels.vector import (
     VI,
     Code,
     W,
+    ask,
     block,
     get_f32,
     get_i64,
     half_floats,
-    prefetch,
     put_f32,
     put_rounded,
     small_floats,
@@ -182,19 +182,11 @@ def _copy_line(code: Code, source: Any, target: Any) -> None:
     code.store(code.load(source, VI), target)
 
 
-@block(types.void, i64)
-def _ask(code: Code, address: Any) -> None:
-    """Prefetch one line."""
-    prefetch(code, address)
-
-
 @njit(nogil=True)
 def ask_rows(addresses: int, first: int, stop: int, row_bytes: int) -> None:
     """Prefetch the rows number ``first`` to ``stop`` of an address list."""
     for j in range(first, stop):
-        row = get_i64(addresses + 8 * j)
-        for i in range(0, row_bytes, 64):
-            _ask(row + i)
+        ask(get_i64(addresses + 8 * j), row_bytes)
 
 
 @njit(nogil=True)

@@ -351,3 +351,16 @@ def prefetch(code: Code, address: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     function = cgutils.get_or_insert_function(code.b.module, kind, "llvm.prefetch.p0")
     code.b.call(function, [pointer, I32(0), I32(2), I32(1)])
+
+
+@block(types.void, types.int64)
+def _ask(code: Code, address: Any) -> None:
+    """Prefetch one line."""
+    prefetch(code, address)
+
+
+@njit(nogil=True)
+def ask(address: int, nbytes: int) -> None:
+    """Prefetch ``nbytes`` from an address on; an address that is not mapped does no harm."""
+    for i in range(0, nbytes, LINE):
+        _ask(address + i)
