@@ -15,7 +15,7 @@ from glm_runtime.config import ENV, ConfigError, RuntimeConfig
 from glm_runtime.threads import OMP_VARIABLES
 
 # What an engine's start writes into the environment of its own process, taken back when it ends.
-CHANGED = (ENV, "SGLANG_PLUGINS", "SGLANG_CPU_OMP_THREADS_BIND", "PYTHONWARNINGS", *OMP_VARIABLES)
+CHANGED = (ENV, "SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_CPU_OMP_THREADS_BIND", "PYTHONWARNINGS", *OMP_VARIABLES)
 
 
 def Engine(**arguments: Any) -> Any:

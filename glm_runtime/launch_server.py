@@ -83,6 +83,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
+    except Exception as error:
+        if Given(arguments).value("--log-level") == "debug":
+            raise
+        fail(f"{ending.describe(error)} (--log-level debug shows where)", code=1)
 
 
 def policy_error() -> type[Exception]:

@@ -8,13 +8,14 @@ Shared by the launcher and by `glm_runtime.Engine`. Refusals are ConfigError or 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import structs
 
-from glm_runtime import ending, quiet
+from glm_runtime import ending, quiet, refuse
 from glm_runtime.cli import Options
-from glm_runtime.config import ConfigError, RuntimeConfig
+from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
 from glm_runtime.threads import OMP_VARIABLES, binding, threads_per_rank, usable_cores
 from policies.base import Policy
 from policies.ledger.flags import Usage, flag_of
@@ -116,19 +117,30 @@ def request_for(options: Options, device: str, ranks: int, usage: Usage = "serve
 
 def set_environment(request: RuntimeConfig, ranks: int) -> None:
     """Publish the request, and what SGLang and the math libraries of every process read at import time."""
+    platform = os.environ.get("SGLANG_PLATFORM")
+    if platform and platform != PLUGIN:
+        # NOTE: SGLang then leaves out the plugins of every other package that brings a platform, ours among them.
+        raise ConfigError(f"SGLANG_PLATFORM={platform} keeps SGLang from loading glm_runtime; unset it")
     structs.replace(request, failures=ending.failures_folder()).publish()
     if request.device != "cpu":
         return
     quiet.here()
     quiet.children()
+    os.environ["SGLANG_PLATFORM"] = PLUGIN  # another package's platform may find itself usable, too
     for name in OMP_VARIABLES:
         os.environ[name] = str(request.threads)
     # NOTE: without it SGLang refuses more ranks than NUMA nodes, and binds one rank to a whole node.
     os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", binding(usable_cores(), ranks, request.threads))
 
 
-def fit_ledger(server_args: Any, request: RuntimeConfig) -> None:
-    """SGLang's own limits as the ledger needs them: rows for every request it may run, buffers for its largest step."""
+def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> None:
+    """Values of SGLang's arguments that follow from the request, written before SGLang resolves them.
+
+    On CPU "auto" becomes the dtype that `refuse.model_dtype` names. Under the ledger SGLang's own limits are made to fit:
+    rows for every request it may run, buffers for its largest step.
+    """
+    if request.device == "cpu":
+        server_args.dtype = refuse.model_dtype(server_args, config)
     if request.slots["scheduler"] != "ledger":
         return
     seqs, tokens = request.knobs["max_num_seqs"], request.knobs["max_num_batched_tokens"]

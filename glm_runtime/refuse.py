@@ -166,6 +166,19 @@ def port(host: str, number: int) -> None:
             ) from None
 
 
+def model_dtype(server_args: Any, config: Mapping[str, Any]) -> str:
+    """Name of the dtype that the model runs in on CPU.
+
+    "auto" keeps the checkpoint's: float32 stays float32 (SGLang would make it float16, which no CPU kernel here has), and
+    a float16 checkpoint runs in bfloat16.
+    """
+    dtype = str(server_args.dtype or "auto")
+    if dtype == "auto":
+        own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        return "bfloat16" if own == "float16" else own
+    return {"half": "float16", "float": "float32"}.get(dtype, dtype)
+
+
 def cache_kind(server_args: Any, config: Mapping[str, Any]) -> str:
     """Layout name of the KV rows that this launch will use."""
     asked = server_args.kv_cache_dtype
@@ -173,12 +186,7 @@ def cache_kind(server_args: Any, config: Mapping[str, Any]) -> str:
         return "fp8_e4m3"
     if asked in ("bf16", "bfloat16"):
         return "bfloat16"
-    dtype = server_args.dtype
-    if dtype in (None, "auto"):
-        dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-        # NOTE: SGLang serves a float32 checkpoint in bfloat16 unless told otherwise.
-        dtype = "bfloat16" if dtype == "float32" else dtype
-    return {"half": "float16", "float": "float32"}.get(str(dtype), str(dtype))
+    return model_dtype(server_args, config)
 
 
 def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float, free_bytes: int) -> None:
@@ -188,9 +196,10 @@ def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float,
         fraction: share of `free_bytes` that the pool may take.
         free_bytes: memory free now, before the weights are loaded.
     """
+    dtype = model_dtype(server_args, config)
+    if dtype not in ("float32", "bfloat16"):
+        raise ConfigError(f"--dtype {dtype} cannot be honoured with --device cpu: float32 and bfloat16 are supported")
     kind = cache_kind(server_args, config)
-    if kind not in KINDS:
-        raise ConfigError(f"--dtype {kind} cannot be honoured with --device cpu: float32 and bfloat16 are supported")
     odd = odd_width(config)
     if odd is not None:
         raise ConfigError(f"--model-path {server_args.model_path}: {odd}, so --device cpu cannot serve it")

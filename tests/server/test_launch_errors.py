@@ -73,6 +73,10 @@ def test_threads_from_the_environment_are_checked() -> None:
     refused(launch(env={"OMP_NUM_THREADS": "all"}), "OMP_NUM_THREADS", "all")
 
 
+def test_another_platform_in_the_environment() -> None:
+    refused(launch(env={"SGLANG_PLATFORM": "theirs"}), "SGLANG_PLATFORM=theirs", "unset it")
+
+
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     refused(launch("--model-path", str(tmp_path)), str(tmp_path), "config.json")
     file = tmp_path / "weights.bin"
