@@ -1,9 +1,9 @@
 """SGLang attention backend of the CPU path: DSA on every forward, through the indexer and prefill-KV slots.
 
     model layer ──hidden, q_lora──> index_forward ──> index keys into the pool, then indexer.select ─> ids [rows, topk]
-                ──q, latent───────> forward       ──> latent rows into the pool, then prefill.attend ─> [rows, heads*512]
+                ──q, latent───────> forward       ──> latent rows into the pool, then prefill.attend ─> [rows, h*512]
 
-    rows of a batch     request 0: q q q | request 1: q | ...       (extend rows and decode rows are the same thing here)
+    rows of a batch     request 0: q q q | request 1: q | ...      (extend rows and decode rows are the same thing here)
     padding             SGLang may hand over more rows than the batch has (see `glm_runtime/cpu_rows.py`): extra rows
                         are neither stored nor attended, their output is zero.
 
@@ -92,7 +92,7 @@ class GlmCpuBackend(AttentionBackend):
         self.slots = slots
         self.scratch = Scratch(scratch_mb << 20)
         self.batch: AttentionBatch | None = None
-        self.write_slots: torch.Tensor | None = None
+        self.write_slots = torch.empty(0, dtype=torch.int64)
         self.rows = 0
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -126,7 +126,7 @@ class GlmCpuBackend(AttentionBackend):
         """Store the rows' latent keys, then attend.
 
         Args:
-            q: [rows, heads, 576] absorbed query (512 latent, 64 RoPE). k: [rows, 1, 576] latent row. v: unused (part of k).
+            q: [rows, heads, 576] absorbed query (512 latent, 64 RoPE). k: [rows, 1, 576] latent row. v: part of k, unused.
             kwargs: `topk_indices` int32 [rows, topk], request-local positions, -1 where there are fewer.
 
         Returns:
@@ -148,6 +148,35 @@ class GlmCpuBackend(AttentionBackend):
         )
         out[:rows] = attended.reshape(rows, heads * dim)
         return out
+
+    def attend(
+        self,
+        layer_id: int,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        ids: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """`forward` for callers that hold the parts: store the rows' latent keys, then attend.
+
+        Args:
+            q_nope, q_rope: [rows, heads, 512] absorbed and [rows, heads, 64]; latent: [rows, 576], normed and turned.
+            ids: int32 [rows, topk], from `index`. scale: softmax scale.
+
+        Returns:
+            [rows, heads, 512] in q's dtype.
+        """
+        rows = self.rows
+        if self.batch is None or rows == 0:
+            return torch.zeros_like(q_nope)
+        cache = self.token_to_kv_pool.latent_cache(layer_id)
+        store_latent(cache, self.write_slots, latent[:rows, : self.rank_dim], latent[:rows, self.rank_dim :])
+        attend = self.slots.prefill.attend
+        seen = attend(self.batch, q_nope[:rows], q_rope[:rows], cache, ids[:rows], scale, self.scratch)
+        if rows == q_nope.shape[0]:
+            return seen
+        return torch.cat([seen, seen.new_zeros(q_nope.shape[0] - rows, *seen.shape[1:])])
 
     def index(self, q: torch.Tensor, k: torch.Tensor, gates: torch.Tensor, layer_id: int, topk: int) -> torch.Tensor:
         """Store the rows' index keys of a full layer, then select.
@@ -184,8 +213,8 @@ def index_forward(
 ) -> torch.Tensor:
     """`Indexer.forward` on our platform (registered out-of-tree forward; `self` is SGLang's Indexer).
 
-    q = RoPE(wq_b(q_lora)), k = RoPE(LayerNorm(wk(x))), gate = weights_proj(x) * heads^-0.5 * 128^-0.5, RoPE on the first
-    64 of 128 dims; see `attention/indexer/numerics.py` for the formula and its source.
+    q = RoPE(wq_b(q_lora)), k = RoPE(LayerNorm(wk(x))), gate = weights_proj(x) * heads^-0.5 * 128^-0.5, RoPE on the
+    first 64 of 128 dims; see `attention/indexer/numerics.py` for the formula and its source.
 
     Args:
         x: [rows, hidden]. q_lora: [rows, q_lora_rank], normed. positions: int64 [rows].

@@ -18,8 +18,8 @@ rows at positions p (active weights W = all but the embedding; k routed experts 
                                                                              selected = sum of min(p + 1, topk)
     LM head        one row a request
 
-The parts depend on each other, so they add up. A prefill is the sum of its chunks. gemm and copy are measured in the same
-run (``measure_floor``).
+The parts depend on each other, so they add up. A prefill is the sum of its chunks. gemm and copy are measured in the
+same run (``measure_floor``).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ class EngineArm:
             now = time.perf_counter()
             stamps += [stamps[-1] + (now - stamps[-1]) * (i + 1) / (count - seen) for i in range(count - seen)]
             seen = count
-        steps = [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+        steps = [after - before for before, after in pairwise(stamps)]
         return steps[0], steps[1:]
 
     def peak_mb(self) -> float:
@@ -201,7 +202,7 @@ class TransformersArm:
                 token = self.model(token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
                 int(token)
                 stamps.append(time.perf_counter())
-        steps = [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+        steps = [after - before for before, after in pairwise(stamps)]
         return steps[0], steps[1:]
 
 
@@ -232,7 +233,7 @@ def compare(
     begin = time.perf_counter()
     for index in range(rounds):
         prompt = prompt_of(context, seed + index)
-        turn = [(ours, a), (theirs, b)]
+        turn: list[tuple[EngineArm | TransformersArm, Sample]] = [(ours, a), (theirs, b)]
         for arm, sample in turn if index % 2 == 0 else reversed(turn):
             prefill, decode = arm.run(prompt, new_tokens)
             sample.prefill.append(prefill)
