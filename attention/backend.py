@@ -126,7 +126,7 @@ class GlmCpuBackend(AttentionBackend):
         """Store the rows' latent keys, then attend.
 
         Args:
-            q: [rows, heads, 576] absorbed query (512 latent, 64 RoPE). k: [rows, 1, 576] latent row. v: part of k, unused.
+            q: [rows, heads, 576] absorbed query (512 latent, 64 RoPE). k: [rows, 1, 576] latent row. v: in k already.
             kwargs: `topk_indices` int32 [rows, topk], request-local positions, -1 where there are fewer.
 
         Returns:
