@@ -107,6 +107,7 @@ def serve(options: Options, given: Given) -> None:
     port = given.value("--port") or str(DEFAULT_PORT)
     if port.isdigit():
         refuse.port(given.value("--host") or "127.0.0.1", int(port))
+    prepare.given_threads()
     device = prepare.choose_device(given.value("--device"))
     ranks = given.ranks()
     request = prepare.request_for(options, device, ranks)

@@ -52,16 +52,21 @@ def default_model() -> str:
     return str(ensure("tiny"))
 
 
+def given_threads() -> int | None:
+    """The operator's OMP_NUM_THREADS; None where it is not set. To be asked before OpenMP reads it, which complains."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if not given:
+        return None
+    if not given.isdigit() or int(given) < 1:
+        raise ConfigError(f"OMP_NUM_THREADS={given!r} is not a positive whole number")
+    return int(given)
+
+
 def resolve_threads(options: Options, ranks: int) -> int:
     """Threads a rank: --cpu-threads, else the operator's OMP_NUM_THREADS, else an even share of the cores."""
     if options.cpu_threads is not None:
         return options.cpu_threads
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given:
-        if not given.isdigit() or int(given) < 1:
-            raise ConfigError(f"OMP_NUM_THREADS={given!r} is not a positive whole number")
-        return int(given)
-    return threads_per_rank(len(usable_cores()), ranks)
+    return given_threads() or threads_per_rank(len(usable_cores()), ranks)
 
 
 def ledger_knobs(options: Options, policy: Policy, device: str, ranks: int, usage: Usage) -> dict[str, Any]:
