@@ -73,6 +73,20 @@ class AttentionBatch:
         """Number of query rows that belong to a request."""
         return int(self.query_start[-1])
 
+    def part(self, first: int, stop: int) -> AttentionBatch:
+        """Rows ``first`` to ``stop`` as a batch of their own: a query chunk, or one rank's share.
+
+        Requests without rows there are left out; a request that is cut ends at its last row kept. A row's results have
+        the same bits in the part as in the whole. Raises ``ValueError`` for a range outside the rows.
+        """
+        if not 0 <= first <= stop <= self.rows:
+            raise ValueError(f"rows: {first} to {stop} of {self.rows}")
+        bounds = self.query_start.clamp(first, stop)
+        kept = bounds.diff() > 0
+        ends = self.seq_lens - (self.query_start[1:] - bounds[1:])
+        starts = torch.cat([bounds[:1] * 0, bounds.diff()[kept].cumsum(0, dtype=torch.int32)])
+        return AttentionBatch(starts, ends[kept], self.page_table[kept], self.page_size)
+
     def row_requests(self) -> Tensor:
         """Request of each row, int64 [rows]."""
         return torch.repeat_interleave(torch.arange(self.requests), self.query_start.diff().long())

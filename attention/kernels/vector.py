@@ -20,7 +20,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import njit
+from numba import config, njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -54,7 +54,9 @@ VB = ir.VectorType(_Bfloat(), 2 * W)
 
 
 def has_pair_dot() -> bool:
-    """Whether this CPU multiplies bfloat16 pairs in one 512-bit instruction."""
+    """Whether the CPU that numba compiles for multiplies bfloat16 pairs in one 512-bit instruction."""
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return "+avx512bf16" in (config.CPU_FEATURES or "").split(",")
     return bool(llvm.get_host_cpu_features().get("avx512bf16", False))
 
 

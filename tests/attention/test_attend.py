@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention import paged
+from attention.batch import AttentionBatch
+from attention.indexer import ragged
 from attention.kernels import cpu, reference
-from attention.layouts import LatentCache, load_latent
+from attention.layouts import IndexCache, LatentCache, load_latent
 from attention.scratch import Scratch
 from tests.attention.cases import INDEX_KINDS, Case, make
 
@@ -131,3 +133,23 @@ def test_gather_equals_torch_to_the_bit(kind: str, dtype: torch.dtype) -> None:
         cpu.gather(case.latent, torch.tensor([0, 1, case.latent.slots]), out[:3])
     with pytest.raises(ValueError, match="out"):
         cpu.gather(case.latent, slots, out[:3])
+
+
+def test_addresses_beyond_two_gigabytes() -> None:
+    """A cache of 4 million slots, of which only the last two pages are ever touched."""
+    pages = 1 << 16
+    cache = LatentCache(torch.empty((pages * 64, 656), dtype=torch.uint8), "fp8_packed")
+    index = IndexCache(torch.empty((pages * 4, 8448), dtype=torch.uint8), "fp8")
+    small = make([(2, 100)], "fp8")
+    table = torch.tensor([[pages - 1, pages - 2]], dtype=torch.int32)
+    far = AttentionBatch(small.batch.query_start, small.batch.seq_lens, table)
+    cache.buffer[far.context_slots(0)] = small.latent.buffer[small.batch.context_slots(0)]
+    ids = random_ids(small, 64, 5, holes=False)
+    scratch = Scratch(1 << 20)
+    want = paged.attend(small.batch, small.q_nope, small.q_rope, small.latent, ids, SCALE, scratch)
+    assert torch.equal(paged.attend(far, small.q_nope, small.q_rope, cache, ids, SCALE, scratch), want)
+    table = torch.tensor([[4 * pages - 1, 4 * pages - 2]], dtype=torch.int32)
+    far = AttentionBatch(small.batch.query_start, small.batch.seq_lens, table)
+    index.buffer[table[0].long()] = small.index.buffer[small.batch.page_table[0].long()]
+    want = ragged.select(small.batch, small.q, small.head_weights, small.index, 8, scratch)
+    assert torch.equal(ragged.select(far, small.q, small.head_weights, index, 8, scratch), want)

@@ -38,6 +38,20 @@ def test_bad_plans_are_named(start: torch.Tensor, lens: torch.Tensor, pages: int
         AttentionBatch(start, lens, torch.zeros((lens.shape[0], pages), dtype=torch.int32))
 
 
+@pytest.mark.parametrize(("first", "stop"), [(0, 7), (0, 0), (2, 2), (1, 3), (3, 7), (2, 6), (6, 7)])
+def test_a_part_has_the_same_rows(first: int, stop: int) -> None:
+    table = torch.arange(8, dtype=torch.int32).view(4, 2)
+    batch = AttentionBatch(ints(0, 3, 3, 6, 7), ints(70, 5, 3, 128), table)
+    part = batch.part(first, stop)
+    assert part.rows == stop - first
+    assert torch.equal(part.row_positions(), batch.row_positions()[first:stop])
+    owners = batch.row_requests()[first:stop]
+    assert torch.equal(part.page_table[part.row_requests()], batch.page_table[owners])
+    assert (part.query_start.diff() > 0).all()
+    with pytest.raises(ValueError, match="rows"):
+        batch.part(first, 8)
+
+
 def test_scratch_counts_and_refuses() -> None:
     scratch = Scratch(1 << 16)
     first = scratch.take((10, 10), torch.float32)

@@ -58,6 +58,12 @@ def test_solo_chunked_and_any_scratch_give_the_same_bits(
             stop = min(first + cut, rows)
             piece = forward(part(case, r, first, stop))
             assert same(piece, tuple(x[start + first : start + stop] for x in whole))
+    for first in range(0, case.batch.rows, cut):
+        stop = min(first + cut, case.batch.rows)
+        rows = slice(first, stop)
+        inputs = (case.q[rows], case.head_weights[rows], case.q_nope[rows], case.q_rope[rows])
+        piece = forward(Case(case.batch.part(first, stop), case.index, case.latent, *inputs))
+        assert same(piece, tuple(x[rows] for x in whole))
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
