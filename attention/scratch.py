@@ -24,12 +24,12 @@ class ScratchTooSmall(ValueError):
 class Scratch:
     """A bump allocator over one uint8 tensor of ``nbytes`` on the CPU.
 
-    ``peak`` is the largest number of bytes ever in use. Raises ``ValueError`` for a size below 64 KiB.
+    ``peak`` is the largest number of bytes ever in use. Raises ``ValueError`` for a size below 4 KiB.
     """
 
     def __init__(self, nbytes: int) -> None:
-        if nbytes < 1 << 16:
-            raise ValueError(f"scratch: {nbytes} bytes; at least {1 << 16} are needed")
+        if nbytes < 1 << 12:
+            raise ValueError(f"scratch: {nbytes} bytes; at least {1 << 12} are needed")
         raw = torch.empty(nbytes + _ALIGN, dtype=torch.uint8)
         shift = -raw.data_ptr() % _ALIGN
         self._bytes = raw[shift : shift + nbytes]

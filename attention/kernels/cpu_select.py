@@ -7,7 +7,9 @@ for each request
         for each page of the context:  widen, pack, then 64 scores for each row that sees it
         for each row:                  threshold and ids
 
-XX
+    a row whose scores do not fit at all: its keys in slices (cpu_slices)
+
+scratch | 64 keys widened | 64 keys packed | scores [cut, pages * 64] | queries [cut, H, d] | weights [cut, H] |
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from numba import njit
 from torch import Tensor
 
 from attention.batch import AttentionBatch
-from attention.kernels.score import pack, quantise, scale_keys, score, widen
+from attention.kernels.cpu_slices import least_bytes, select_in_slices
+from attention.kernels.score import DIRECT, HALF, SMALL, load_page, quantise, scale_keys, score, widen
 from attention.kernels.topk import collect
 from attention.kernels.vector import compiled, get_i32, put_i32, stamp
 from attention.layouts import INDEX_PAGE_BYTES, INDEX_SCALE_AT, IndexCache
 from attention.scratch import Scratch
 
-# How a key page is read, and what is done to the queries first.
-_DIRECT, _HALF, _SMALL = 0, 1, 2
+# What is done to the queries before they are scored.
 _AS_IT_IS, _WIDEN, _QUANTISE_FLOAT, _QUANTISE_HALF = 0, 1, 2, 3
 
 
@@ -91,27 +93,50 @@ def _build(version: str) -> Callable[..., int]:
                 _all_seen(length - last + row + 1, topk, out + 4 * row * topk)
                 row += 1
             stride = (length + 63) // 64 * 256
+            sliced = stride + own > capacity
             while row < last:
-                stop = min(last, row + capacity // (stride + own))
+                stop = row + 1 if sliced else min(last, row + capacity // (stride + own))
                 queries = q + row * row_bytes
                 gains = weights + 4 * row * heads
                 if prepare != _AS_IT_IS:
-                    queries = block + (stop - row) * stride
+                    queries = block if sliced else block + (stop - row) * stride
                     gains = queries + (stop - row) * row_bytes
                     for i in range(row, stop):
                         target = queries + (i - row) * row_bytes
                         gain = gains + 4 * (i - row) * heads
                         _prepared(prepare, q + i * given_bytes, weights + 4 * i * heads, heads, dim, target, gain)
+                if sliced:
+                    seen = length - last + row + 1
+                    line = table + 4 * r * table_width
+                    if not select_in_slices(
+                        queries,
+                        heads,
+                        dim,
+                        words,
+                        pairs != 0,
+                        gains,
+                        seen,
+                        line,
+                        cache,
+                        pages,
+                        page_bytes,
+                        mode,
+                        topk,
+                        widened,
+                        packed,
+                        block + (own + 63) // 64 * 64,
+                        capacity - (own + 63) // 64 * 64,
+                        out + 4 * row * topk,
+                    ):
+                        return 1 + r
+                    row = stop
+                    continue
                 for page in range((length - last + stop + 63) // 64):
                     physical = get_i32(table + 4 * (r * table_width + page))
                     if physical < 0 or physical >= pages:
                         return 1 + r
                     source = cache + physical * page_bytes
-                    if mode == _DIRECT:
-                        pack(source, page_bytes // 64, words, packed)
-                    else:
-                        widen(source, 64 * dim, mode == _SMALL, widened)
-                        pack(widened, 4 * words, words, packed)
+                    load_page(source, page_bytes, mode, dim, words, widened, packed)
                     begin = max(row, last - length + 64 * page)
                     coming = 0
                     if page + 1 < (length - last + stop + 63) // 64:
@@ -122,7 +147,7 @@ def _build(version: str) -> Callable[..., int]:
                         gain = gains + 4 * k * heads
                         fresh = page_bytes if i == begin and coming != 0 else 0
                         score(queries + k * row_bytes, heads, words, pairs != 0, packed, gain, place, coming, fresh)
-                        if mode == _SMALL:
+                        if mode == SMALL:
                             scale_keys(place, source + INDEX_SCALE_AT)
                 for i in range(row, stop):
                     collect(block + (i - row) * stride, length - last + i + 1, topk, out + 4 * i * topk)
@@ -148,24 +173,25 @@ def select(
     dim, half = cache.dim, q.dtype == torch.bfloat16
     if dim % 16:
         raise ValueError(f"cache: keys of {dim} values; a multiple of 16 is needed")
-    prepare, mode, pairs = _AS_IT_IS, _DIRECT, 0
+    prepare, mode, pairs = _AS_IT_IS, DIRECT, 0
     page_bytes, pages = 64 * dim * cache.buffer.element_size(), cache.slots // 64
     if cache.kind == "fp8":
-        prepare, mode, pairs = _QUANTISE_HALF if half else _QUANTISE_FLOAT, _SMALL, 1
+        prepare, mode, pairs = _QUANTISE_HALF if half else _QUANTISE_FLOAT, SMALL, 1
         page_bytes = INDEX_PAGE_BYTES
     elif cache.kind == "bfloat16" and half:
         pairs = 1
     elif cache.kind == "bfloat16":
-        mode = _HALF
+        mode = HALF
     elif half:
         prepare = _WIDEN
     heads, words = q.shape[1], dim // 2 if pairs else dim
-    widened = scratch.address(256 * words, "index keys of one page")
+    widened = 0 if mode == DIRECT else scratch.address(256 * words, "index keys of one page")
     packed = scratch.address(256 * words, "packed index keys of one page")
     longest = int(batch.seq_lens.max()) if batch.requests else 0
-    one = (longest + 63) // 64 * 256 + (0 if prepare == _AS_IT_IS else 4 * heads * (words + 1))
-    capacity = max(min(scratch.free, one * q.shape[0]), one)
-    block = scratch.address(capacity, f"index scores of one row over {longest} keys")
+    own = 0 if prepare == _AS_IT_IS else 4 * heads * (words + 1)
+    least = least_bytes(topk) + own + 64
+    capacity = min(scratch.free, max(least, ((longest + 63) // 64 * 256 + own) * q.shape[0]))
+    block = scratch.address(max(capacity, least), f"index scores of one row at top-k {topk}")
     if batch.rows < q.shape[0]:
         out[batch.rows :].fill_(-1)
     failed = _run(

@@ -37,6 +37,9 @@ from attention.layouts import E4M3_MAX, INDEX_AMAX_FLOOR, INDEX_DIM
 KEYS = 64
 HEADS = 4
 
+# How the keys of a page are stored: as the words that are multiplied, as bfloat16 to be widened, or as scaled e4m3.
+DIRECT, HALF, SMALL = 0, 1, 2
+
 i64 = types.int64
 
 
@@ -171,6 +174,16 @@ def widen(page: int, count: int, small: bool, target: int) -> None:
             _widen_small(page + i, target + 2 * i)
         else:
             _widen_half(page + 2 * i, target + 4 * i)
+
+
+@njit(nogil=True)
+def load_page(source: int, page_bytes: int, mode: int, dim: int, words: int, widened: int, packed: int) -> None:
+    """Bring the 64 keys of a page into packed order; ``mode`` is DIRECT, HALF or SMALL."""
+    if mode == DIRECT:
+        pack(source, page_bytes // KEYS, words, packed)
+    else:
+        widen(source, KEYS * dim, mode == SMALL, widened)
+        pack(widened, 4 * words, words, packed)
 
 
 @njit(nogil=True)

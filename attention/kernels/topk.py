@@ -25,7 +25,7 @@ i64 = types.int64
 
 @block(types.void, i64, i64)
 def _order(code: Code, row: Any, blocks: Any) -> None:
-    """Scores to ordered integers in place, 64 at a time; -0 becomes 0 first."""
+    """Scores to ordered integers in place, or back, 64 at a time; -0 becomes 0 first."""
 
     def step(i: Any, _: list[Any]) -> list[Any]:
         for v in range(KEYS // W):
@@ -95,6 +95,12 @@ def _hits(code: Code, line: Any, threshold: Any) -> Any:
 def _lowest_bit(code: Code, mask: Any) -> Any:
     """Position of the lowest set bit; mask is not 0."""
     return code.call("llvm.cttz.i64", I64, [mask, ir.Constant(I1, 1)])
+
+
+@njit(nogil=True)
+def order(row: int, blocks: int) -> None:
+    """Turn 64 * ``blocks`` scores into ordered integers in place, or such integers back into scores."""
+    _order(row, blocks)
 
 
 @njit(nogil=True)

@@ -33,7 +33,8 @@ for kind, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("
     out, lse = paged.attend(case.batch, case.q_nope, case.q_rope, case.latent, ids, 0.05, scratch, return_lse=True)
     plain, plain_lse = torch.empty_like(out), torch.empty_like(lse)
     reference.attend(case.batch, case.q_nope, case.q_rope, case.latent, ids, 0.05, scratch, plain, plain_lse)
-    assert torch.allclose(out.float(), plain.float(), rtol=1e-2, atol=1e-2) and torch.allclose(lse, plain_lse, atol=1e-4)
+    assert torch.allclose(out.float(), plain.float(), rtol=1e-2, atol=1e-2)
+    assert torch.allclose(lse, plain_lse, atol=1e-4)
 print("equal")
 """
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from attention import kernels
 from attention.batch import AttentionBatch
 from attention.indexer import ragged
+from attention.kernels.cpu_slices import least_bytes
 from attention.kernels.reference import scores
 from attention.kernels.score import quantise as quantise_row
-from attention.layouts import INDEX_AMAX_FLOOR, IndexCache, load_index, quantise
+from attention.layouts import INDEX_AMAX_FLOOR, IndexCache, load_index, quantise, store_index
 from attention.scratch import Scratch, ScratchTooSmall
 from tests.attention.cases import INDEX_KINDS, Case, make
 
@@ -128,14 +129,33 @@ def test_no_requests() -> None:
     assert found.shape == (0, 8)
 
 
-def test_scratch_stays_within_its_budget_and_refuses_less_than_a_row() -> None:
+def test_scratch_stays_within_its_budget_and_refuses_less_than_a_page() -> None:
     case = make([(9, 6000)])
     for nbytes in (1 << 17, 1 << 18, 1 << 22):
         scratch = Scratch(nbytes)
         ragged.select(case.batch, case.q, case.head_weights, case.index, 64, scratch)
         assert 0 < scratch.peak <= nbytes
-    with pytest.raises(ScratchTooSmall, match="6000 keys"):
-        ragged.select(case.batch, case.q, case.head_weights, case.index, 64, Scratch(1 << 16))
+    with pytest.raises(ScratchTooSmall, match="top-k 4096"):
+        ragged.select(case.batch, case.q, case.head_weights, case.index, 4096, Scratch(1 << 16))
+
+
+@pytest.mark.parametrize("kind", INDEX_KINDS)
+@pytest.mark.parametrize("ties", [False, True])
+def test_keys_in_slices_give_the_ids_of_an_unsplit_row(kind: str, ties: bool) -> None:
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    case = make([(3, 3000), (1, 9000)], kind, dtype, index_heads=6)
+    if ties:
+        for r in range(2):
+            slots = case.batch.context_slots(r)
+            store_index(case.index, slots, torch.randn((50, 128)).repeat(slots.shape[0] // 50, 1))
+    for topk in (1, 63, 64, 100, 1000):
+        want = ragged.select(case.batch, case.q, case.head_weights, case.index, topk, Scratch(1 << 20))
+        for extra in (0, 256, 1000, 4096, 16384):
+            fixed = 256 * 128 if kind in ("float32", "fp8") else 256 * 64
+            own = 4 * 6 * 65 if kind == "fp8" else 0
+            nbytes = fixed + least_bytes(topk) + own + 64 + extra
+            found = ragged.select(case.batch, case.q, case.head_weights, case.index, topk, Scratch(nbytes))
+            assert torch.equal(found, want), (topk, extra)
 
 
 def test_a_page_outside_the_cache_is_named() -> None:
