@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.equality.serving import Ask, Reply, Serving
+from tests.equality.serving import Ask, Reply, Serving, StartError
 
 # NOTE: room for all prompts side by side; chunks larger than any prompt, so that a prompt alone is one forward.
 POOL = {"max_total_tokens": 12288, "chunked_prefill_size": 8192}
@@ -37,13 +37,22 @@ class Stage:
         self._name = ""
         self._serving: Serving | None = None
         self._kept: dict[str, list[Reply]] = {}
+        self._failed: dict[str, str] = {}
 
     def engine(self, name: str) -> Serving:
-        """The engine of `FLAGS[name]` with an empty prefix cache."""
+        """The engine of `FLAGS[name]` with an empty prefix cache; one that failed is not tried again."""
+        if name in self._failed:
+            raise StartError(self._failed[name])
         if self._serving is None or self._name != name:
             self.close()
-            self._serving, self._name = Serving(**FLAGS[name]), name
-        return self._serving.fresh()
+        try:
+            if self._serving is None:
+                self._serving, self._name = Serving(**FLAGS[name]), name
+            return self._serving.fresh()
+        except StartError as error:
+            self._failed[name] = str(error)
+            self.close()
+            raise
 
     def together(self, name: str, asks: Sequence[Ask]) -> list[Reply]:
         """Replies to asks sent at once to an engine with an empty prefix cache."""
