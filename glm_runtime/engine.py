@@ -36,14 +36,18 @@ def Engine(**arguments: Any) -> Any:
     ours = {name: arguments.pop(name) for name in list(arguments) if name in Options.names()}
     options = Options.of({name: value for name, value in ours.items() if value is not None})
     path = arguments.get("model_path")
+    overrides = arguments.get("json_model_override_args")
     if path is not None:
-        model_files.check(str(path), arguments.get("load_format"))
+        model_files.check(str(path), arguments.get("load_format"), overrides)
     device = prepare.choose_device(arguments.get("device"))
     ranks = 1
     for size in ("tp_size", "pp_size", "dp_size"):
         ranks *= int(arguments.get(size) or 1)
     request = prepare.request_for(options, device, ranks, usage="engine")
-    arguments["model_path"] = prepare.default_model() if path is None else str(path)
+    if path is None:
+        path = prepare.default_model()
+        model_files.check(path, arguments.get("load_format"), overrides)
+    arguments["model_path"] = str(path)
     if device == "cpu":
         arguments.setdefault("device", "cpu")
     # NOTE: published before anything of SGLang is imported: its platform is chosen during import.

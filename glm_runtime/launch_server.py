@@ -103,7 +103,7 @@ def serve(options: Options, given: Given) -> None:
     # What can be refused without SGLang is refused first: it is quick, and nothing else has been said by then.
     path = given.value(*MODEL)
     if path is not None:
-        model_files.check(path, given.value("--load-format"))
+        model_files.check(path, given.value("--load-format"), given.value("--json-model-override-args"))
     port = given.value("--port") or str(DEFAULT_PORT)
     if port.isdigit():
         refuse.port(given.value("--host") or "127.0.0.1", int(port))
@@ -113,7 +113,9 @@ def serve(options: Options, given: Given) -> None:
     request = prepare.request_for(options, device, ranks)
     argv = given.argv
     if path is None:
-        argv = ["--model-path", prepare.default_model(), *argv]
+        path = prepare.default_model()
+        model_files.check(path, given.value("--load-format"), given.value("--json-model-override-args"))
+        argv = ["--model-path", path, *argv]
     if device == "cpu" and given.value("--device") is None:
         argv = [*argv, "--device", "cpu"]
 

@@ -155,8 +155,23 @@ def check_folder(path: str, config: Mapping[str, Any], load_format: str | None =
         raise ConfigError(f"--model-path {path}: {wrong}")
 
 
-def check(path: str, load_format: str | None = None) -> None:
-    """All of the above: refuse a folder or hub id that cannot be served."""
-    config = read_config(path)
+def override(text: str | None) -> dict[str, Any]:
+    """SGLang's --json-model-override-args, which stand over config.json, as a mapping."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--json-model-override-args does not read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--json-model-override-args is no JSON object")
+    return found
+
+
+def check(path: str, load_format: str | None = None, overrides: str | None = None) -> None:
+    """All of the above: refuse a folder or hub id that cannot be served.
+
+    Args:
+        load_format, overrides: SGLang's --load-format and --json-model-override-args, None where not given.
+    """
+    config = read_config(path) | override(overrides)
     check_config(path, config)
     check_folder(path, config, load_format)

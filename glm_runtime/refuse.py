@@ -5,7 +5,6 @@ Each row: a ServerArgs field, the values that are fine, and why another one ends
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 
 from attention.backend_name import NAME
 from glm_runtime.config import ConfigError, RuntimeConfig
-from glm_runtime.memory import KINDS, PAGE_SIZE, odd_width, pool_tokens, token_bytes
+from glm_runtime.memory import PAGE_SIZE, odd_width, pool_tokens, token_bytes
+from glm_runtime.model_files import override
 from policies.ledger.flags import FlagError, check_sglang
 
 MIN_TOKENS = 2 * PAGE_SIZE  # SGLang's own first request takes 27 tokens; below this nothing useful fits
@@ -169,7 +169,7 @@ def port(host: str, number: int) -> None:
 def model_dtype(server_args: Any, config: Mapping[str, Any]) -> str:
     """Name of the dtype that the model runs in on CPU.
 
-    "auto" keeps the checkpoint's: float32 stays float32 (SGLang would make it float16, which no CPU kernel here has), and
+    "auto" keeps the checkpoint's: float32 stays float32 (SGLang would make it float16, which no CPU kernel here has);
     a float16 checkpoint runs in bfloat16.
     """
     dtype = str(server_args.dtype or "auto")
@@ -250,21 +250,10 @@ def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], 
     cpu_flags(server_args)
     import psutil
 
-    config = dict(config) | _override(server_args.json_model_override_args)
+    config = dict(config) | override(server_args.json_model_override_args)
     fraction = server_args.mem_fraction_static
     if fraction is None:
         fraction = 0.5 / server_args.tp_size
     elif not 0 < fraction < 1:
         raise ConfigError(f"--mem-fraction-static {fraction} is not between 0 and 1")
     context_memory(server_args, config, fraction, psutil.virtual_memory().available)
-
-
-def _override(text: str | None) -> dict[str, Any]:
-    """--json-model-override-args as a mapping."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError(f"--json-model-override-args does not read: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError("--json-model-override-args is no JSON object")
-    return found

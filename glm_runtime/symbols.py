@@ -87,6 +87,18 @@ SYMBOLS = (
         "sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod.forward_cpu",
         ("self", "layer", "dispatch_output"),
     ),
+    Symbol("sglang.srt.layers.activation.SiluAndMul.forward_cpu", ("self", "x")),
+    Symbol(
+        "sglang.srt.layers.moe.topk.TopK.forward_cpu",
+        (
+            "self",
+            "hidden_states",
+            "router_logits",
+            "num_token_non_padded",
+            "expert_location_dispatch_info",
+            "dynamic_expert_bias",
+        ),
+    ),
     Symbol("sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply", ("self", "layer", "x", "bias")),
     Symbol("sglang.srt.mem_cache.memory_pool.DSATokenToKVPool._create_index_key_cache", ("self",)),
     Symbol("sglang.srt.mem_cache.index_key_cache.IndexKeyCache._buffer_shape", ("self", "num_pages")),

@@ -45,6 +45,7 @@ def run() -> dict[str, Any]:
         "page_size": refusal(page_size=16),
         "unknown": refusal(no_such_argument=1),
         "context": refusal(context_length=10**6),
+        "heads": refusal(json_model_override_args='{"num_attention_heads": 2}'),
     }
     engine = glm_runtime.Engine(**ARGUMENTS, policy="sglang", indexer_scratch_mb=32)
     result["first"] = tokens(engine)
@@ -54,7 +55,7 @@ def run() -> dict[str, Any]:
     result["still"] = tokens(engine)
     engine.shutdown()
     result["restored"] = {name: os.environ.get(name) for name in WATCHED} == before
-    result["child"] = refusal(json_model_override_args='{"num_attention_heads": 2}')
+    result["child"] = refusal(model_loader_extra_config='{"nonsense": 1}')
     with glm_runtime.Engine(**ARGUMENTS) as again:
         result["again"] = tokens(again)
     return result

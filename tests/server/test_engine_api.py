@@ -51,7 +51,8 @@ def test_shutdown_is_quiet(done: Run) -> None:
         ("unknown", ["ConfigError", "no_such_argument"]),
         ("context", ["ConfigError", "--context-length 1000000"]),
         ("second_at_once", ["ConfigError", "still running"]),
-        ("child", ["ChildFailed"]),
+        ("heads", ["ConfigError", "q_b_proj.weight has shape"]),
+        ("child", ["ChildFailed", "nonsense"]),
     ],
 )
 def test_refusals(result: dict[str, Any], name: str, words: list[str]) -> None:

@@ -62,6 +62,8 @@ def refused(run: Run, *words: str, code: int = 2) -> None:
         (["--model-path", "/no/such/folder"], ["--model-path /no/such/folder", "no such folder"]),
         (["--config", "nowhere.yaml"], ["--config nowhere.yaml", "no such file"]),
         (["--config"], ["--config", "no file"]),
+        (["--json-model-override-args", '{"q_lora_rank": 64}'], ["q_a_proj.weight has shape [128, 256]", "[64, 256]"]),
+        (["--json-model-override-args", "{"], ["--json-model-override-args does not read"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
@@ -113,13 +115,13 @@ def test_refused_by_what_sglang_reads(flags: list[str], words: list[str]) -> Non
 
 @pytest.mark.server
 def test_a_failure_inside_a_child_ends_with_its_reason() -> None:
-    """Fewer heads than the weights have: found by the scheduler, while it loads."""
+    """An option of the weight loader that it does not know: found by the scheduler, while it loads."""
     port = free_port()
-    run = launch("--json-model-override-args", '{"num_attention_heads": 2}', "--port", str(port), *SMALL)
+    run = launch("--model-loader-extra-config", '{"nonsense": 1}', "--port", str(port), *SMALL)
     assert run.code == 1, run.errors[-2000:]
     assert run.left == []
     assert port_is_free(port)
     lines = run.errors.strip().splitlines()
     assert lines[-1].startswith("glm_runtime: error: "), run.errors[-2000:]
     assert len(run.error_lines()) == 1
-    assert "in the log above" not in lines[-1]
+    assert "nonsense" in lines[-1]
