@@ -9,8 +9,8 @@
     combine      y = scale * sum_j w_j e_j + shared
 
 A row is computed alone and in one order, so its bits do not depend on the batch. Arithmetic is float32; bfloat16 is
-rounded where it is stored. Arguments are addresses (int64) of contiguous rows; sizes are in values, steps in bytes.
-Widths are multiples of 16.
+rounded where it is stored. Arguments are addresses (int64); sizes are in values, steps in bytes, and rows without a
+step are contiguous. Widths are multiples of 16.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import njit
 from numba.core import types
 
+from attention.kernels.sparse import copy
 from attention.kernels.vector import (
     F32,
     LINE,
@@ -29,14 +30,13 @@ from attention.kernels.vector import (
     Code,
     W,
     block,
-    compiled,
     get_f32,
+    get_i32,
     get_i64,
     half_floats,
     put_f32,
     put_i32,
     put_rounded,
-    stamp,
 )
 
 i64 = types.int64
@@ -240,128 +240,155 @@ def _turn_row(x: int, table: int, width: int, half: bool) -> None:
         _turn_f(x, table, width)
 
 
-def _build(version: str) -> dict[str, Any]:
-    # NOTE: `version` is what numba's disk cache keys the closures by: the digest of the vector blocks.
-    @compiled
-    def add_norm(x: int, residual: int, weight: int, eps: float, out: int, rows: int, width: int, half: int) -> int:
-        size = 2 if half else 4
-        for i in range(rows):
-            r = residual + i * width * size
-            if x != 0:
-                if half:
-                    _add_h(x + i * width * size, r, width)
-                else:
-                    _add_f(x + i * width * size, r, width)
-            _norm_row(r, weight, eps, out + i * width * size, width, half != 0)
-        return len(version)
+@njit(nogil=True)
+def norm(x: int, weight: int, eps: float, out: int, width: int, half: bool) -> None:
+    """RMSNorm of one row."""
+    if half:
+        _norm_h(x, weight, eps, out, width)
+    else:
+        _norm_f(x, weight, eps, out, width)
 
-    @compiled
-    def latent(
-        x: int, step: int, q_weight: int, kv_weight: int, q_eps: float, kv_eps: float, q: int, row: int, q_width: int,
-        kv_width: int, rope: int, positions: int, table: int, rows: int, half: int,
-    ) -> int:  # fmt: skip
-        size = 2 if half else 4
-        for i in range(rows):
-            source = x + i * step
-            target = row + i * (kv_width + rope) * size
-            _norm_row(source, q_weight, q_eps, q + i * q_width * size, q_width, half != 0)
-            _norm_row(source + q_width * size, kv_weight, kv_eps, target, kv_width, half != 0)
-            key = source + (q_width + kv_width) * size
-            _turn_row(key, table + 4 * rope * get_i64(positions + 8 * i), rope, half != 0)
-            for j in range(rope * size // 8):
-                _copy(key + 8 * j, target + kv_width * size + 8 * j)
-        return len(version)
 
-    @compiled
-    def turn(
-        x: int, row_step: int, heads: int, head_step: int, rope: int, positions: int, table: int, rows: int, half: int
-    ) -> int:
-        for i in range(rows):
-            angles = table + 4 * rope * get_i64(positions + 8 * i)
-            for h in range(heads):
-                _turn_row(x + i * row_step + h * head_step, angles, rope, half != 0)
-        return len(version)
+@njit(nogil=True)
+def turn_row(x: int, table: int, width: int, half: bool) -> None:
+    """RoPE of one row; table: its [cos | sin]."""
+    if half:
+        _turn_h(x, table, width)
+    else:
+        _turn_f(x, table, width)
 
-    @compiled
-    def index_key(
-        x: int, step: int, weight: int, bias: int, eps: float, width: int, rope: int, positions: int, table: int,
-        out: int, rows: int, half: int,
-    ) -> int:  # fmt: skip
-        size = 2 if half else 4
-        for i in range(rows):
-            row = out + i * width * size
-            for j in range(width * size // 8):
-                _copy(x + i * step + 8 * j, row + 8 * j)
+
+@njit(nogil=True)
+def add_norm(x: int, residual: int, weight: int, eps: float, out: int, rows: int, width: int, half: bool) -> None:
+    """x 0: nothing is added."""
+    size = 2 if half else 4
+    for i in range(rows):
+        r = residual + i * width * size
+        if x != 0:
             if half:
-                _ln_h(row, weight, bias, eps, width)
+                _add_h(x + i * width * size, r, width)
             else:
-                _ln_f(row, weight, bias, eps, width)
-            _turn_row(row, table + 4 * rope * get_i64(positions + 8 * i), rope, half != 0)
-        return len(version)
+                _add_f(x + i * width * size, r, width)
+        norm(r, weight, eps, out + i * width * size, width, half)
 
-    @compiled
-    def gate(x: int, out: int, rows: int, width: int, half: int) -> int:
-        size = 2 if half else 4
-        for i in range(rows):
-            if half:
-                _gate_h(x + 2 * i * width * size, out + i * width * size, width)
-            else:
-                _gate_f(x + 2 * i * width * size, out + i * width * size, width)
-        return len(version)
 
-    @compiled
-    def route(
-        logits: int, bias: int, rows: int, experts: int, k: int, renormalise: int, chosen: int, ids: int, weights: int
-    ) -> int:
-        """ids int32 and weights float32 [rows, k]; chosen: float32 [experts] of scratch."""
-        for i in range(rows):
+@njit(nogil=True)
+def latent(
+    x: int,
+    step: int,
+    q_weight: int,
+    q_eps: float,
+    q: int,
+    q_width: int,
+    kv_weight: int,
+    kv_eps: float,
+    row: int,
+    kv_width: int,
+    rope: int,
+    positions: int,
+    table: int,
+    rows: int,
+    half: bool,
+) -> None:
+    """x: [q_width | kv_width | rope] a row; q [rows, q_width] and row [rows, kv_width + rope] are written."""
+    size = 2 if half else 4
+    for i in range(rows):
+        source = x + i * step
+        target = row + i * (kv_width + rope) * size
+        norm(source, q_weight, q_eps, q + i * q_width * size, q_width, half)
+        norm(source + q_width * size, kv_weight, kv_eps, target, kv_width, half)
+        copy(source + (q_width + kv_width) * size, target + kv_width * size, rope * size)
+        turn_row(target + kv_width * size, table + 4 * rope * get_i64(positions + 8 * i), rope, half)
+
+
+@njit(nogil=True)
+def turn(
+    x: int, step: int, heads: int, head_step: int, rope: int, positions: int, table: int, rows: int, half: bool
+) -> None:
+    """The first ``rope`` values of every head."""
+    for i in range(rows):
+        angles = table + 4 * rope * get_i64(positions + 8 * i)
+        for h in range(heads):
+            turn_row(x + i * step + h * head_step, angles, rope, half)
+
+
+@njit(nogil=True)
+def index_key(
+    x: int,
+    step: int,
+    weight: int,
+    bias: int,
+    eps: float,
+    width: int,
+    rope: int,
+    positions: int,
+    table: int,
+    out: int,
+    rows: int,
+    half: bool,
+) -> None:
+    """weight and bias are float32."""
+    size = 2 if half else 4
+    for i in range(rows):
+        row = out + i * width * size
+        copy(x + i * step, row, width * size)
+        if half:
+            _ln_h(row, weight, bias, eps, width)
+        else:
+            _ln_f(row, weight, bias, eps, width)
+        turn_row(row, table + 4 * rope * get_i64(positions + 8 * i), rope, half)
+
+
+@njit(nogil=True)
+def gate(x: int, out: int, rows: int, width: int, half: bool) -> None:
+    """x [rows, 2 * width] -> out [rows, width]."""
+    size = 2 if half else 4
+    for i in range(rows):
+        if half:
+            _gate_h(x + 2 * i * width * size, out + i * width * size, width)
+        else:
+            _gate_f(x + 2 * i * width * size, out + i * width * size, width)
+
+
+@njit(nogil=True)
+def route(
+    logits: int, step: int, bias: int, rows: int, experts: int, k: int, renormalise: bool, ids: int, weights: int
+) -> None:
+    """float32 logits become scores in place; ids int32 and weights float32 [rows, k]. Ties go to the lowest expert."""
+    for i in range(rows):
+        row = logits + i * step
+        for e in range(experts):
+            put_f32(row + 4 * e, 1.0 / (1.0 + math.exp(-get_f32(row + 4 * e))))
+        total = 0.0
+        for j in range(k):
+            best = -1
+            most = -math.inf
             for e in range(experts):
-                score = 1.0 / (1.0 + math.exp(-get_f32(logits + 4 * (i * experts + e))))
-                put_f32(logits + 4 * (i * experts + e), score)
-                put_f32(chosen + 4 * e, get_f32(logits + 4 * (i * experts + e)) + get_f32(bias + 4 * e))
-            total = 0.0
+                score = get_f32(row + 4 * e) + get_f32(bias + 4 * e)
+                taken = False
+                for seen in range(j):
+                    taken = taken or get_i32(ids + 4 * (i * k + seen)) == e
+                if not taken and (best < 0 or score > most):
+                    best = e
+                    most = score
+            weight = get_f32(row + 4 * best)
+            put_i32(ids + 4 * (i * k + j), best)
+            put_f32(weights + 4 * (i * k + j), weight)
+            total += weight
+        if renormalise:
             for j in range(k):
-                best = 0
-                for e in range(1, experts):
-                    if get_f32(chosen + 4 * e) > get_f32(chosen + 4 * best):
-                        best = e
-                put_f32(chosen + 4 * best, -math.inf)
-                weight = get_f32(logits + 4 * (i * experts + best))
-                put_i32(ids + 4 * (i * k + j), best)
-                put_f32(weights + 4 * (i * k + j), weight)
-                total += weight
-            if renormalise:
-                for j in range(k):
-                    put_f32(weights + 4 * (i * k + j), get_f32(weights + 4 * (i * k + j)) / (total + 1e-20))
-        return len(version)
-
-    @compiled
-    def combine(
-        parts: int, weights: int, k: int, scale: float, shared: int, out: int, rows: int, width: int, half: int
-    ) -> int:
-        size = 2 if half else 4
-        for i in range(rows):
-            at = i * width * size
-            if half:
-                _combine_h(parts + k * at, weights + 4 * i * k, k, scale, shared + at, out + at, width)
-            else:
-                _combine_f(parts + k * at, weights + 4 * i * k, k, scale, shared + at, out + at, width)
-        return len(version)
-
-    return {f.__name__: f for f in (add_norm, latent, turn, index_key, gate, route, combine)}
+                put_f32(weights + 4 * (i * k + j), get_f32(weights + 4 * (i * k + j)) / (total + 1e-20))
 
 
-@block(types.void, i64, i64)
-def _copy(code: Code, source: Any, target: Any) -> None:
-    """8 bytes."""
-    code.store(code.load(source, ir.IntType(64)), target)
-
-
-_built = _build(stamp())
-add_norm = _built["add_norm"]
-latent = _built["latent"]
-turn = _built["turn"]
-index_key = _built["index_key"]
-gate = _built["gate"]
-route = _built["route"]
-combine = _built["combine"]
+@njit(nogil=True)
+def combine(
+    parts: int, weights: int, k: int, scale: float, shared: int, out: int, rows: int, width: int, half: bool
+) -> None:
+    """parts [rows, k, width], weights float32 [rows, k], shared and out [rows, width]."""
+    size = 2 if half else 4
+    for i in range(rows):
+        at = i * width * size
+        if half:
+            _combine_h(parts + k * at, weights + 4 * i * k, k, scale, shared + at, out + at, width)
+        else:
+            _combine_f(parts + k * at, weights + 4 * i * k, k, scale, shared + at, out + at, width)

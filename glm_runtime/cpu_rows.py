@@ -202,12 +202,15 @@ def install(model: torch.nn.Module, packing: bool) -> None:
             return output[:real]
         return type(output)(part[:real] if isinstance(part, torch.Tensor) else part for part in output)
 
-    model.model.register_forward_pre_hook(pad_inputs)
-    model.model.register_forward_hook(drop_rows)
     model.lm_head.quant_method = PaddedHead(model.lm_head.weight, packing)
+    stacked = packing and cpu_stack.plain(model)
+    if stacked:
+        cpu_stack.install(model)
+    else:
+        model.model.register_forward_pre_hook(pad_inputs)
+        model.model.register_forward_hook(drop_rows)
     if not packing:
         return
-    stacked = cpu_stack.plain(model)
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         # NOTE: exact types: a quantised method is a subclass or another class, and keeps its own arithmetic.
@@ -215,9 +218,8 @@ def install(model: torch.nn.Module, packing: bool) -> None:
             if not stacked:  # the stack packs its own; a batch that it leaves to SGLang is rare
                 module.quant_method = PackedLinear(method, module.weight)
         elif isinstance(module, FusedMoE) and type(method) is UnquantizedFusedMoEMethod:
-            module.glm_packed = PackedExperts(module)
+            if not stacked:
+                module.glm_packed = PackedExperts(module)
         else:
             continue
         module._derived_weight_cache_error = PACKED_UPDATE_ERROR
-    if stacked:
-        cpu_stack.install(model)

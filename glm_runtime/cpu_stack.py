@@ -1,26 +1,27 @@
 """The decoder stack as one short loop: SGLang's weights and attention backend, our operators between the products.
 
-    x, r  -> add_norm -> [q_a | kv_a | wk | gates] product -> latent -> q_b product -> turn, absorb (w_kc)
-                          full layer: wq_b product -> index.select -> ids         shared layer: ids of the last full one
-          -> sparse MLA -> w_vc -> o product -> add_norm -> dense MLP, or route -> experts -> combine -> x
+    tokens -> embedding -> | before -> [index.select] -> sparse MLA -> after | x layers -> norm
+                             cpu_layer   full layers       backend     cpu_layer
 
 `DeepseekV2Model.forward` computes the same in some 60 small torch calls a layer; on a CPU at one row a step those calls
 are the step. The stack runs where nothing but a plain forward is asked for: one rank, one pipeline stage, unquantised
 weights, no speculation, no capture of intermediate states. `plain` says whether the model allows it, `wanted` whether
 this batch does; all else goes through SGLang's own forward.
 
-Products run on at least `cpu_rows.MIN_ROWS` rows with packed weights, so a row's bits do not depend on its batch.
+A row's bits do not depend on its batch: see `cpu_gemm` and `cpu_ops`. Widths are multiples of 64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from glm_runtime import cpu_ops
-from glm_runtime.cpu_rows import PackedExperts, linear, pack, pad_rows
+from glm_runtime import cpu_layer, cpu_ops
+from glm_runtime.cpu_gemm import BLOCK, Weight
+from glm_runtime.cpu_rows import pad_rows
+
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 def plain(model: torch.nn.Module) -> bool:
@@ -39,9 +40,9 @@ def plain(model: torch.nn.Module) -> bool:
         if not attention.skip_topk:
             index = attention.indexer
             products += [index.wq_b, index.wk]
-            if index.rotary_emb.is_neox_style or not hasattr(index.rotary_emb, "cos_sin_cache"):
+            if not turns_pairs(index.rotary_emb, index.rope_head_dim) or index.n_heads % 16:
                 return False
-        if attention.rotary_emb is None or attention.rotary_emb.is_neox_style or attention.w_kc.dtype.itemsize < 2:
+        if not turns_pairs(attention.rotary_emb, attention.qk_rope_head_dim) or attention.qk_nope_head_dim % BLOCK:
             return False
         block = layer.mlp
         if isinstance(block, DeepseekV2MLP):
@@ -59,7 +60,23 @@ def plain(model: torch.nn.Module) -> bool:
             return False
         if any(type(p.quant_method) is not UnquantizedLinearMethod or p.bias is not None for p in products):
             return False
+        weights = [p.weight for p in products] + [attention.w_kc.transpose(1, 2), attention.w_vc.transpose(1, 2)]
+        if isinstance(block, DeepseekV2MoE):
+            weights += [block.experts.w13_weight, block.experts.w2_weight]
+        if any(w.dtype not in DTYPES or w.dtype != weights[0].dtype or not fits(w) for w in weights):
+            return False
     return True
+
+
+def turns_pairs(rotary: Any, width: int) -> bool:
+    """Whether a SGLang rotary embedding turns interleaved pairs of `width` values by its plain table."""
+    table = getattr(rotary, "cos_sin_cache", None)
+    return table is not None and not rotary.is_neox_style and table.shape[-1] == width and width % 32 == 0
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether both widths of a weight [..., outer, inner] are whole blocks; the joined down product may end in part."""
+    return weight.shape[-1] % BLOCK == 0 and weight.shape[-2] % BLOCK == 0
 
 
 def install(model: torch.nn.Module) -> None:
@@ -76,12 +93,33 @@ def install(model: torch.nn.Module) -> None:
         pp_proxy_tensors: Any = None,
     ) -> Any:
         if not wanted(forward_batch, input_embeds, pp_proxy_tensors):
-            return original(input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
+            return padded(original, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
         if not built:
             built.append(Stack(stack))
         return built[0](stack.embed_tokens(input_ids), positions)
 
     stack.forward = forward
+    head: Any = model.lm_head
+    if head.weight.dtype in DTYPES and head.weight.shape[1] % 2 == 0:
+        head.quant_method = Head(head.weight)
+
+
+def padded(
+    original: Any,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    forward_batch: Any,
+    input_embeds: torch.Tensor | None,
+    pp_proxy_tensors: Any,
+) -> Any:
+    """SGLang's own forward on at least `cpu_rows.MIN_ROWS` rows."""
+    real = positions.shape[0]
+    if input_embeds is not None:
+        input_embeds = pad_rows(input_embeds)
+    out = original(pad_rows(input_ids), pad_rows(positions), forward_batch, input_embeds, pp_proxy_tensors)
+    if isinstance(out, torch.Tensor):
+        return out[:real]
+    return type(out)(part[:real] if isinstance(part, torch.Tensor) else part for part in out)
 
 
 def wanted(forward_batch: Any, input_embeds: torch.Tensor | None, pp_proxy_tensors: Any) -> bool:
@@ -107,271 +145,203 @@ class Stack:
 
     def __init__(self, model: Any) -> None:
         self.dtype = model.layers[0].input_layernorm.weight.dtype
-        self.layers = [Layer(layer, self.dtype) for layer in model.layers]
-        self.norm = Norm(model.norm)
+        self.layers = [Layer(layer) for layer in model.layers]
+        self.norm, self.eps = model.norm.weight.data, float(model.norm.variance_epsilon)
+        self.half = int(self.dtype == torch.bfloat16)
+        self.space: Space | None = None
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """x [rows, hidden], the embedded tokens; positions int64 [rows] -> normed hidden states [rows, hidden]."""
         from sglang.srt.model_executor.forward_context import get_attn_backend
 
         backend = get_attn_backend()
-        positions = positions.contiguous()
-        residual = x.clone()
-        out: torch.Tensor | None = None
+        rows, hidden = x.shape
+        if rows == 0:
+            return x
+        if self.space is None or self.space.rows < rows:
+            self.space = Space(rows, self.layers, self.dtype)
+            for layer in self.layers:
+                layer.bind(self.space)
+        space = self.space
+        positions = positions.long().contiguous()
+        place = positions.data_ptr()
+        space.residual[:rows] = x
+        absorbed, row = space.absorbed[:rows], space.row[:rows]
+        q_rope, key = space.q[:rows, :, -row.shape[1] + absorbed.shape[2] :], space.key[:rows]
+        index_q, gates = space.index_q[:rows], space.gates[:rows, : space.index_q.shape[1]]
         ids: torch.Tensor | None = None
+        left = 0  # where the last layer left what is to be added to the residual
         for layer in self.layers:
-            out, ids = layer(out, residual, positions, ids, backend)
-        return self.norm(out, residual)
-
-
-class Norm:
-    """RMSNorm with the residual sum in front."""
-
-    def __init__(self, module: Any) -> None:
-        self.weight = module.weight.data
-        self.eps = float(module.variance_epsilon)
-        self.half = int(self.weight.dtype == torch.bfloat16)
-
-    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-        """Add x [rows, width] to `residual` in place, and return the norm of the sum; x None adds nothing."""
-        out = torch.empty_like(residual)
-        rows, width = residual.shape
-        start = 0 if x is None else x.data_ptr()
+            cpu_layer.before(*layer.before, left, rows, place)
+            if layer.full:
+                ids = backend.index(index_q, key, gates, layer.layer_id, layer.topk)
+            seen = backend.attend(layer.layer_id, absorbed, q_rope, row, ids, layer.scale)
+            cpu_layer.after(*layer.after, seen.data_ptr(), rows)
+            left = space.out.data_ptr()
+        out = torch.empty_like(x)
         cpu_ops.add_norm(
-            start, residual.data_ptr(), self.weight.data_ptr(), self.eps, out.data_ptr(), rows, width, self.half
+            left,
+            space.residual.data_ptr(),
+            self.norm.data_ptr(),
+            self.eps,
+            out.data_ptr(),
+            rows,
+            hidden,
+            bool(self.half),
         )
         return out
+
+
+class Head:
+    """The LM head's product, in place of its quantisation method."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = Weight(weight)
+        self._dtype = weight.dtype
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [rows, hidden] -> logits [rows, vocabulary]."""
+        logits = self._weight(x.to(self._dtype).contiguous()).contiguous()
+        return logits if bias is None else logits + bias
 
 
 class Layer:
-    """One decoder layer."""
+    """One decoder layer: its packed weights, and the argument lists of its two calls (see `cpu_layer`)."""
 
-    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
-        self.input_norm = Norm(layer.input_layernorm)
-        self.post_norm = Norm(layer.post_attention_layernorm)
-        self.attention = Attention(layer.self_attn, dtype)
-        self.mlp: Callable[[torch.Tensor], torch.Tensor]
-        self.mlp = Experts(layer.mlp, dtype) if hasattr(layer.mlp, "experts") else Dense(layer.mlp)
-
-    def __call__(
-        self,
-        x: torch.Tensor | None,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        ids: torch.Tensor | None,
-        backend: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [rows, hidden] is what the layer before left to add to `residual`; ids are the last full layer's."""
-        out, ids = self.attention(self.input_norm(x, residual), positions, ids, backend)
-        return self.mlp(self.post_norm(out, residual)), ids
-
-
-class Attention:
-    """Absorbed MLA and, in a full layer, its indexer."""
-
-    def __init__(self, module: Any, dtype: torch.dtype) -> None:
-        self.half = int(dtype == torch.bfloat16)
-        self.size = dtype.itemsize
+    def __init__(self, layer: Any) -> None:
+        module, block = layer.self_attn, layer.mlp
         self.layer_id = module.layer_id
+        self.scale = float(module.attn_mqa.scaling)
+        self.hidden = layer.input_layernorm.weight.shape[0]
         self.heads, self.rope, self.nope = module.num_local_heads, module.qk_rope_head_dim, module.qk_nope_head_dim
-        self.q_width, self.kv_width = module.q_lora_rank, module.kv_lora_rank
-        self.scale = module.attn_mqa.scaling
-        self.q_norm, self.kv_norm = Norm(module.q_a_layernorm), Norm(module.kv_a_layernorm)
-        self.w_kc, self.w_vc = module.w_kc, module.w_vc
-        self.v_dim = module.w_vc.shape[2]
-        self.table = angles(module.rotary_emb)
-        self.q_b, self.o = pack(module.q_b_proj.weight), pack(module.o_proj.weight)
-        self.index = None if module.skip_topk else Index(module.indexer, dtype)
+        self.q_width, self.kv_width, self.v_dim = module.q_lora_rank, module.kv_lora_rank, module.v_head_dim
+        self.half = int(layer.input_layernorm.weight.dtype == torch.bfloat16)
+        self.kept: list[torch.Tensor] = []  # what the argument lists point to
+
+        index = None if module.skip_topk else module.indexer
+        self.full = index is not None
         down = [module.fused_qkv_a_proj_with_mqa.weight]
-        if self.index is not None:
-            down += self.index.down
-        self.down = pack(torch.cat(down))
+        self.topk = self.index_heads = self.index_dim = index_rope = 0
+        wq_b = gates = None
+        if index is not None:
+            self.topk, self.index_heads, self.index_dim = index.index_topk, index.n_heads, index.head_dim
+            index_rope = index.rope_head_dim
+            wq_b = Weight(index.wq_b.weight)
+            wide = index.weights_proj.weight.data.float() * (self.index_heads * self.index_dim) ** -0.5
+            down.append(index.wk.weight)
+            if self.half:
+                gates = Weight(wide)
+            else:
+                down.append(wide)
+        joined = Weight(torch.cat(down))
+        self.down_width = joined.padded
+        self.gates_width = gates.padded if gates is not None else self.index_heads
+        self._before: list[Any] = [
+            *self._norm(layer.input_layernorm),
+            self._weight(joined),
+            joined.padded,
+            *self._norm(module.q_a_layernorm),
+            *self._norm(module.kv_a_layernorm),
+            self._weight(Weight(module.q_b_proj.weight)),
+            self._weight(Weight(module.w_kc.transpose(1, 2))),
+            self._table(module.rotary_emb),
+            self._weight(wq_b),
+            *((0, 0, 0.0) if index is None else self._layer_norm(index.k_norm)),
+            self._weight(gates),
+            self.gates_width,
+            0 if index is None else self._table(index.rotary_emb),
+            *(self.hidden, self.q_width, self.kv_width, self.rope, self.nope, self.heads),
+            *(self.index_heads, self.index_dim, index_rope, self.half),
+        ]
+        routed = hasattr(block, "experts")
+        plain = block.shared_experts if routed else block
+        self.inner = plain.down_proj.weight.shape[1]
+        self.expert_inner = self.experts = self.k = 0
+        renormalise, scale = 0, 0.0
+        router = bias = w13 = w2 = None
+        if routed:
+            config = block.topk.topk_config
+            w2 = Weight(block.experts.w2_weight)
+            w13 = Weight(block.experts.w13_weight)
+            router = Weight(block.gate.weight.data.float())
+            bias = config.correction_bias.data.float()
+            self.expert_inner, self.experts, self.k = w2.inner, block.gate.weight.shape[0], config.top_k
+            renormalise, scale = int(config.renormalize), float(block.routed_scaling_factor)
+        self.router_width = router.padded if router is not None else 0
+        self._after: list[Any] = [
+            self._weight(Weight(module.w_vc.transpose(1, 2))),
+            self._weight(Weight(module.o_proj.weight)),
+            *self._norm(layer.post_attention_layernorm),
+            self._weight(Weight(plain.gate_up_proj.weight)),
+            self._weight(Weight(plain.down_proj.weight)),
+            self.inner,
+            self._weight(router),
+            self.router_width,
+            0 if bias is None else self._keep(bias),
+            self._weight(w13),
+            self._weight(w2),
+            *(self.expert_inner, self.experts, self.k, renormalise, scale),
+            *(self.hidden, self.kv_width, self.heads, self.v_dim, self.half),
+        ]
+        self.before: list[Any] = []
+        self.after: list[Any] = []
 
-    def __call__(
-        self, x: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor | None, backend: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [rows, hidden], normed -> [rows, hidden] and the ids in force, int32 [rows, topk]."""
-        rows, place, table = x.shape[0], positions.data_ptr(), self.table.data_ptr()
-        down = linear(x, self.down)
-        q_low = x.new_empty(rows, self.q_width)
-        latent = x.new_empty(rows, self.kv_width + self.rope)
-        cpu_ops.latent(
-            down.data_ptr(),
-            down.shape[1] * self.size,
-            self.q_norm.weight.data_ptr(),
-            self.kv_norm.weight.data_ptr(),
-            self.q_norm.eps,
-            self.kv_norm.eps,
-            q_low.data_ptr(),
-            latent.data_ptr(),
-            self.q_width,
-            self.kv_width,
-            self.rope,
-            place,
-            table,
-            rows,
-            self.half,
+    def bind(self, space: Space) -> None:
+        """Point the argument lists to the step's buffers."""
+        at = {name: value.data_ptr() for name, value in vars(space).items() if isinstance(value, torch.Tensor)}
+        self.before = self._before + [at[name] for name in ("residual", "normed", "down", "q_low", "row", "q")]
+        self.before += [at[name] for name in ("absorbed", "index_q", "key", "gates")]
+        self.before += [4 * space.gates.shape[1], at["wide"]]
+        names = ("residual", "normed", "values", "wide", "logits", "ids", "weights", "starts", "order", "gathered")
+        self.after = self._after + [at[name] for name in (*names, "up", "act", "parts", "shared", "out")]
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _weight(self, weight: Weight | None) -> int:
+        return 0 if weight is None else self._keep(weight.data)
+
+    def _norm(self, module: Any) -> tuple[int, float]:
+        return self._keep(module.weight.data), float(module.variance_epsilon)
+
+    def _layer_norm(self, module: Any) -> tuple[int, int, float]:
+        weight, bias = module.weight.data.float(), module.bias.data.float()
+        return self._keep(weight), self._keep(bias), float(module.variance_epsilon)
+
+    def _table(self, rotary: Any) -> int:
+        """Float32 [positions, cos | sin] of a SGLang rotary embedding."""
+        return self._keep(rotary.cos_sin_cache.float().contiguous())
+
+
+class Space:
+    """Buffers of a step of up to ``rows`` rows, shared by all layers; as large as the largest step so far."""
+
+    def __init__(self, rows: int, layers: list[Layer], dtype: torch.dtype) -> None:
+        def most(name: str) -> int:
+            return max(getattr(layer, name) for layer in layers)
+
+        def make(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(rows, *shape, dtype=kind)
+
+        first = layers[0]
+        hidden, heads = first.hidden, first.heads
+        inner, k = max(most("inner"), most("expert_inner")), max(most("k"), 1)
+        self.rows = rows
+        self.residual, self.normed, self.out, self.shared = (make(hidden) for _ in range(4))
+        self.gathered, self.parts = make(hidden), make(k, hidden)
+        self.down, self.q_low, self.row = (
+            make(most("down_width")),
+            make(first.q_width),
+            make(first.kv_width + first.rope),
         )
-        if self.index is not None:
-            ids = self.index(x, q_low, down[:, self.q_width + self.kv_width + self.rope :], positions, backend)
-        assert ids is not None, "the first layer of a stack is a full one"
-        head = self.nope + self.rope
-        q = linear(q_low, self.q_b)
-        cpu_ops.turn(
-            q.data_ptr() + self.nope * self.size,
-            q.shape[1] * self.size,
-            self.heads,
-            head * self.size,
-            self.rope,
-            place,
-            table,
-            rows,
-            self.half,
-        )
-        q = q.view(rows, self.heads, head)
-        absorbed = torch.bmm(q[..., : self.nope].transpose(0, 1), self.w_kc).transpose(0, 1)
-        seen = backend.attend(self.layer_id, absorbed, q[..., self.nope :], latent, ids, self.scale)
-        values = x.new_empty(rows, self.heads, self.v_dim)
-        torch.bmm(seen.transpose(0, 1), self.w_vc, out=values.transpose(0, 1))
-        return linear(values.view(rows, -1), self.o), ids
-
-
-class Index:
-    """The indexer of a full layer; `down` are the weights that read the layer's input, to be joined with others."""
-
-    def __init__(self, module: Any, dtype: torch.dtype) -> None:
-        self.half = int(dtype == torch.bfloat16)
-        self.layer_id = module.layer_id
-        self.heads, self.dim, self.rope, self.topk = (
-            module.n_heads,
-            module.head_dim,
-            module.rope_head_dim,
-            module.index_topk,
-        )
-        self.wq_b = pack(module.wq_b.weight)
-        self.norm_weight, self.norm_bias = module.k_norm.weight.data.float(), module.k_norm.bias.data.float()
-        self.eps = float(module.k_norm.variance_epsilon)
-        self.table = angles(module.rotary_emb)
-        gates = module.weights_proj.weight.data.float() * (self.heads * self.dim) ** -0.5
-        self.down = [module.wk.weight] + ([] if self.half else [gates])
-        self.gates = pack(gates) if self.half else None
-
-    def __call__(
-        self, x: torch.Tensor, q_low: torch.Tensor, down: torch.Tensor, positions: torch.Tensor, backend: Any
-    ) -> torch.Tensor:
-        """x [rows, hidden], q_low [rows, q_lora], down [rows, key and, in float32, gates] -> int32 [rows, topk]."""
-        rows, size, place, table = x.shape[0], x.element_size(), positions.data_ptr(), self.table.data_ptr()
-        q = linear(q_low, self.wq_b)
-        cpu_ops.turn(
-            q.data_ptr(),
-            q.shape[1] * size,
-            self.heads,
-            self.dim * size,
-            self.rope,
-            place,
-            table,
-            rows,
-            self.half,
-        )
-        key = x.new_empty(rows, self.dim)
-        cpu_ops.index_key(
-            down.data_ptr(),
-            down.stride(0) * size,
-            self.norm_weight.data_ptr(),
-            self.norm_bias.data_ptr(),
-            self.eps,
-            self.dim,
-            self.rope,
-            place,
-            table,
-            key.data_ptr(),
-            rows,
-            self.half,
-        )
-        gates = down[:, self.dim :] if self.gates is None else linear(x.float(), self.gates)
-        ids: torch.Tensor = backend.index(q.view(rows, self.heads, self.dim), key, gates, self.layer_id, self.topk)
-        return ids
-
-
-class Dense:
-    """W2 (silu(W1 x) * W3 x)."""
-
-    def __init__(self, module: Any) -> None:
-        self.up, self.down = pack(module.gate_up_proj.weight), pack(module.down_proj.weight)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, hidden] -> [rows, hidden]."""
-        return linear(gated(linear(x, self.up)), self.down)
-
-
-class Experts:
-    """Shared expert plus the routed ones, each over the rows that chose it."""
-
-    def __init__(self, module: Any, dtype: torch.dtype) -> None:
-        self.half = int(dtype == torch.bfloat16)
-        self.shared = Dense(module.shared_experts)
-        self.router = pack(module.gate.weight.data.float())
-        config = module.topk.topk_config
-        self.bias = config.correction_bias.data.float()
-        self.k, self.renormalise = config.top_k, int(config.renormalize)
-        self.experts = module.gate.weight.shape[0]
-        self.scale = float(module.routed_scaling_factor)
-        self.packed: PackedExperts = getattr(module.experts, "glm_packed", None) or PackedExperts(module.experts)
-        self.chosen = torch.empty(self.experts)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, hidden] -> [rows, hidden]."""
-        rows = x.shape[0]
-        logits = linear(x.float(), self.router)
-        ids = torch.empty(rows, self.k, dtype=torch.int32)
-        weights = torch.empty(rows, self.k)
-        cpu_ops.route(
-            logits.data_ptr(),
-            self.bias.data_ptr(),
-            rows,
-            self.experts,
-            self.k,
-            self.renormalise,
-            self.chosen.data_ptr(),
-            ids.data_ptr(),
-            weights.data_ptr(),
-        )
-        parts = x.new_empty(rows * self.k, x.shape[1])
-        flat = ids.view(-1)
-        order = torch.argsort(flat, stable=True)
-        first = 0
-        for expert, count in enumerate(torch.bincount(flat, minlength=self.experts).tolist()):
-            if count:
-                slots = order[first : first + count]
-                first += count
-                hidden = pad_rows(x.index_select(0, slots // self.k))
-                result = linear(gated(linear(hidden, self.packed.w13[expert])), self.packed.w2[expert])
-                parts.index_copy_(0, slots, result[:count])
-        shared = self.shared(x)
-        out = torch.empty_like(x)
-        cpu_ops.combine(
-            parts.data_ptr(),
-            weights.data_ptr(),
-            self.k,
-            self.scale,
-            shared.data_ptr(),
-            out.data_ptr(),
-            rows,
-            x.shape[1],
-            self.half,
-        )
-        return out
-
-
-def gated(x: torch.Tensor) -> torch.Tensor:
-    """silu(g) * u of x [rows, 2 * width] = [g | u] -> [rows, width]."""
-    rows, width = x.shape[0], x.shape[1] // 2
-    out = x.new_empty(rows, width)
-    cpu_ops.gate(x.data_ptr(), out.data_ptr(), rows, width, int(x.dtype == torch.bfloat16))
-    return out
-
-
-def angles(rotary: Any) -> torch.Tensor:
-    """Float32 [positions, cos | sin] of a SGLang rotary embedding."""
-    table: torch.Tensor = rotary.cos_sin_cache.float().contiguous()
-    return table
+        self.q, self.absorbed = make(heads, first.nope + first.rope), make(heads, first.kv_width)
+        self.values = make(heads * first.v_dim)
+        self.index_q, self.key = make(most("index_heads"), most("index_dim")), make(most("index_dim"))
+        self.gates = make(most("gates_width"), kind=torch.float32)
+        self.wide = make(hidden, kind=torch.float32)
+        self.logits = make(most("router_width"), kind=torch.float32)
+        self.ids, self.order = make(k, kind=torch.int32), make(k, kind=torch.int32)
+        self.weights = make(k, kind=torch.float32)
+        self.starts = torch.empty(most("experts") + 1, dtype=torch.int32)
+        self.up, self.act = make(2 * inner), make(inner)
