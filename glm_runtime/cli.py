@@ -17,7 +17,8 @@ from policies.ledger.flags import LedgerFlags
 PROG = "python -m glm_runtime.launch_server"
 DESCRIPTION = (
     "Serve a GLM-MoE-DSA model on SGLang's runtime with a prefill policy of your choice. "
-    "Without --model-path the embedded tiny model is served. All of SGLang's flags follow glm_runtime's own."
+    "Without --model-path the embedded tiny model is served; a model of another kind is refused. "
+    "All of SGLang's flags follow glm_runtime's own."
 )
 
 
@@ -143,7 +144,8 @@ def help_text() -> str:
     """The whole help: ours on top, then every flag of SGLang."""
     from sglang.srt.server_args import ServerArgs
 
-    parser = argparse.ArgumentParser(prog=PROG, description=DESCRIPTION, usage=f"{PROG} [options]")
-    add_arguments(parser)
-    ServerArgs.add_cli_args(parser)
-    return parser.format_help()
+    ours = argparse.ArgumentParser(prog=PROG, description=DESCRIPTION, usage=f"{PROG} [options]")
+    add_arguments(ours)
+    theirs = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
+    ServerArgs.add_cli_args(theirs)
+    return f"{ours.format_help()}\nSGLang's own flags\n\n{theirs.format_help().lstrip()}"

@@ -16,7 +16,7 @@ import psutil
 import torch
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, PlatformEnum, SRTPlatform
 
-from glm_runtime import config
+from glm_runtime import config, quiet
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ def activate() -> str | None:
     request = config.asked()
     if request is None or request.device != "cpu":
         return None
+    quiet.here()  # the first of our code that runs in a child process of an Engine
     return "glm_runtime.platform.CpuPlatform"
 
 

@@ -3,6 +3,7 @@
     kind      begins with                                        said because
     warning   Only CUDA                                          AWQ and GGUF kernels are imported, not used
     warning   Triton is not supported on current platform        linear-attention models are imported, not used
+    warning   resource_tracker (child processes only)            SGLang kills them; the tracker frees what they held
     record    Cannot detect CUDA architecture                    the JIT kernels look for a GPU while imported
     record    Ignore import error when loading sglang.srt.models models of other kinds need GPU packages
 
@@ -16,6 +17,7 @@ import os
 import warnings
 
 WARNINGS = ("Only CUDA", "Triton is not supported on current platform")
+CHILD_WARNINGS = (*WARNINGS, "resource_tracker")
 RECORDS = {
     "sglang.kernels.jit.utils.arch": "Cannot detect CUDA architecture",
     "sglang.srt.models.registry": "Ignore import error when loading sglang.srt.models",
@@ -35,7 +37,7 @@ class Drop(logging.Filter):
 
 def warnings_variable(given: str) -> str:
     """PYTHONWARNINGS for child processes: ours first, then what the operator gave, which therefore wins."""
-    ours = [f"ignore:{prefix}:UserWarning" for prefix in WARNINGS]
+    ours = [f"ignore:{prefix}:UserWarning" for prefix in CHILD_WARNINGS]
     listed = [part for part in given.split(",") if part]
     return ",".join([part for part in ours if part not in listed] + listed)
 

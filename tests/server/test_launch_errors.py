@@ -100,6 +100,17 @@ def test_port_taken() -> None:
 
 
 @pytest.mark.server
+def test_help_shows_ours_on_top_and_sglangs_below() -> None:
+    run = launch("--help")
+    assert run.code == 0
+    ours, theirs = run.output.split("SGLang's own flags")
+    for flag in ("--policy NAME", "--list-policies", "--indexer", "--cp-split"):
+        assert flag in ours, flag
+    for flag in ("--model-path", "--tensor-parallel-size", "--chunked-prefill-size"):
+        assert flag in theirs, flag
+
+
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

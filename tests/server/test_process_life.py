@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,11 +40,19 @@ def all_gone(server: Server, seconds: float = 5.0) -> None:
     assert port_is_free(server.port)
 
 
-def test_two_start_at_once_and_both_stop_cleanly(made: list[Server]) -> None:
-    """R67: two launches do not take each other's ports. One is then terminated, the other interrupted."""
-    made += [Server().begin(), Server().begin()]
+def test_two_start_at_once_and_both_stop_cleanly(made: list[Server], tmp_path: Path) -> None:
+    """R67: two launches do not take each other's ports. One is then terminated, the other interrupted.
+
+    The second takes flags of both kinds from a --config file.
+    """
+    file = tmp_path / "serve.yaml"
+    file.write_text("policy: sglang\nindexer_scratch_mb: 32\nchunked-prefill-size: 128\nenable-metrics: true\n")
+    made += [Server().begin(), Server("--config", str(file)).begin()]
     one, two = made
     assert one.wait_ready().generate("two at once", 4) == two.wait_ready().generate("two at once", 4)
+    knobs = two.get("/policy")["knobs"]
+    assert (knobs["indexer_scratch_mb"], knobs["chunked_prefill_size"]) == (32, 128)
+    assert "sglang:" in two.raw("/metrics")
     assert one.process is not None and two.process is not None
     one.process.send_signal(signal.SIGTERM)
     os.killpg(two.session, signal.SIGINT)  # what a terminal's Ctrl-C does
