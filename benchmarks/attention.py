@@ -188,7 +188,7 @@ def gathering(report: Report, kind: str, count: int) -> None:
             "ours": lambda: cpu.gather(cache, slots, out),
             "reference": lambda: reference.gather(cache, slots, out),
         },
-        rounds=7,
+        rounds=15,
     )
     slower = ratio(times, "ours", "floor")
     report.figure(
