@@ -4,16 +4,21 @@
     rows    p p  d d  p d  d d         by kind: prefill tokens, decode rows
     ms      41    9   38    9          wall time until its result was processed
 
-A ring of the last `size` steps in memory, totals since start, and, if asked for, one JSON line a step in a file. Pure.
+A ring of the last `size` steps in memory, totals since start, and, if asked for, one JSON line a step in a file. The
+file is bounded: at `limit` bytes it becomes FILE.1 (the one before is dropped) and a new FILE begins. Pure.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import IO, Any
+
+LIMIT = 64 << 20  # bytes of one file
 
 
 @dataclass(slots=True)
@@ -26,12 +31,16 @@ class Step:
         mode: "decode", "extend" or "mixed", as SGLang ran it.
         rows: request id -> rows; filled only while a file is written.
         prefill_tokens, decode_rows: rows by kind.
+        left_out: running decodes that got no row.
         chunks: prompts that stay half way after it.
         admitted, preempted, failed: requests that changed place while it was planned.
+        hits: of the admitted, request id -> tokens found in the prefix cache; filled with `rows`.
+        recomputed: rows of admitted requests that had been computed before a preemption and are lost.
         running, waiting: requests after planning.
-        free_tokens: KV tokens left after its promises.
-        ms: wall time from plan to processed result; None while in flight.
-        predicted_ms: the step-time model's forecast; None without one.
+        free_tokens: KV tokens left after its promises; filled with `rows`.
+        planned_ms: time to decide it and to build its batch.
+        ms: wall time of the step (CPU: of its forward; else from result to result); None while in flight.
+        predicted_ms: the step-time model's forecast of `ms`; None without one.
     """
 
     number: int
@@ -39,16 +48,20 @@ class Step:
     mode: str
     prefill_tokens: int
     decode_rows: int
+    left_out: int = 0
     chunks: int = 0
     admitted: int = 0
     preempted: int = 0
     failed: int = 0
+    recomputed: int = 0
     running: int = 0
     waiting: int = 0
     free_tokens: int = 0
+    planned_ms: float = 0.0
     ms: float | None = None
     predicted_ms: float | None = None
     rows: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -57,15 +70,31 @@ class Step:
 
 
 class StepLog:
-    """The record. `path`: append one JSON line a step to this file. OSError where it cannot be opened."""
+    """The record.
 
-    def __init__(self, size: int = 4096, path: str | None = None) -> None:
+    Args:
+        size: steps kept in memory.
+        path: append one JSON line a step to this file. OSError where it cannot be opened.
+        limit: bytes after which the file is turned over.
+    """
+
+    def __init__(self, size: int = 4096, path: str | None = None, limit: int = LIMIT) -> None:
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1 byte, not {limit}")
         self._steps: deque[Step] = deque(maxlen=size)
-        self._file: IO[str] | None = open(path, "a", buffering=1) if path else None  # noqa: SIM115
+        self._path = path
+        self._limit = limit
+        self._written = 0
+        self._file: IO[str] | None = None
+        if path is not None:
+            self._open(path)
         self.steps = 0
+        self.by_mode: dict[str, int] = {}
         self.prefill_tokens = 0
         self.decode_rows = 0
+        self.left_out = 0
         self.preempted = 0
+        self.recomputed = 0
         self.failed = 0
         self.most_tokens = 0
 
@@ -77,25 +106,50 @@ class StepLog:
     def __iter__(self) -> Iterator[Step]:
         return iter(self._steps)
 
+    def last(self, count: int) -> list[Step]:
+        """The last `count` steps that are still in memory, oldest first."""
+        if count < 0:
+            raise ValueError(f"count must not be negative, not {count}")
+        return list(islice(self._steps, max(0, len(self._steps) - count), None))
+
     def add(self, step: Step) -> None:
         """A step whose result has been processed."""
         self._steps.append(step)
         self.steps += 1
+        self.by_mode[step.mode] = self.by_mode.get(step.mode, 0) + 1
         self.prefill_tokens += step.prefill_tokens
         self.decode_rows += step.decode_rows
+        self.left_out += step.left_out
         self.preempted += step.preempted
+        self.recomputed += step.recomputed
         self.failed += step.failed
         self.most_tokens = max(self.most_tokens, step.tokens)
         if self._file is not None:
-            self._file.write(json.dumps(asdict(step)) + "\n")
+            self._write(json.dumps(asdict(step)) + "\n")
 
     def totals(self) -> dict[str, Any]:
         """Counters since start, for GET /policy."""
         return {
             "steps": self.steps,
+            "steps_by_mode": dict(self.by_mode),
             "prefill_tokens": self.prefill_tokens,
             "decode_rows": self.decode_rows,
+            "decode_rows_left_out": self.left_out,
             "preempted": self.preempted,
+            "recomputed_tokens": self.recomputed,
             "failed": self.failed,
             "most_tokens_in_a_step": self.most_tokens,
         }
+
+    def _open(self, path: str) -> None:
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115
+        self._written = self._file.tell()
+
+    def _write(self, line: str) -> None:
+        assert self._file is not None and self._path is not None
+        if self._written and self._written + len(line) > self._limit:
+            self._file.close()
+            os.replace(self._path, self._path + ".1")
+            self._open(self._path)
+        self._file.write(line)
+        self._written += len(line)

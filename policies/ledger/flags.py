@@ -15,6 +15,7 @@ in-process engine differ there. W is tensor times pipeline ranks.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
@@ -24,37 +25,62 @@ from policies.ledger.step_time import StepPacer
 
 Usage = Literal["engine", "server"]
 
-# SGLang field -> (its flag, its neutral values, what to use instead)
+# SGLang field -> (its flag, its neutral values, what to use instead). The first neutral value is SGLang's default.
 REPLACED: Mapping[str, tuple[str, tuple[Any, ...], str]] = {
     "chunked_prefill_size": ("--chunked-prefill-size", (None,), "--max-num-batched-tokens"),
-    "max_prefill_tokens": ("--max-prefill-tokens", (None, 16384), "--max-num-batched-tokens"),
+    "max_prefill_tokens": ("--max-prefill-tokens", (16384, None), "--max-num-batched-tokens"),
     "enable_mixed_chunk": ("--enable-mixed-chunk", (False, None), "nothing: the ledger always mixes"),
     "prefill_decode_interval": ("--prefill-decode-interval", (None, 0), "--prefill-schedule-interval"),
-    "schedule_conservativeness": ("--schedule-conservativeness", (None, 1.0), "--watermark"),
-    "schedule_policy": ("--schedule-policy", (None, "fcfs"), "--scheduling-policy"),
+    "prefill_decode_interval_min_bs": ("--prefill-decode-interval-min-bs", (0, None), "--prefill-schedule-interval"),
+    "schedule_conservativeness": ("--schedule-conservativeness", (1.0, None), "--watermark"),
+    "schedule_policy": ("--schedule-policy", ("fcfs", None), "--scheduling-policy"),
     "enable_priority_scheduling": ("--enable-priority-scheduling", (False, None), "--scheduling-policy priority"),
+    "schedule_low_priority_values_first": (
+        "--schedule-low-priority-values-first",
+        (False, None),
+        "--scheduling-policy priority, where low values always go first",
+    ),
+    "priority_scheduling_preemption_threshold": (
+        "--priority-scheduling-preemption-threshold",
+        (10, None),
+        "--scheduling-policy priority, which preempts for room only",
+    ),
+    "disable_priority_preemption": (
+        "--disable-priority-preemption",
+        (False, None),
+        "--scheduling-policy priority, which preempts for room only",
+    ),
     "prefill_max_requests": ("--prefill-max-requests", (None,), "--max-num-partial-prefills"),
     "enable_dynamic_chunking": ("--enable-dynamic-chunking", (False, None), "--target-step-ms"),
     "enable_prefill_delayer": ("--enable-prefill-delayer", (False, None), "--prefill-schedule-interval"),
-    "retraction_policy": ("--retraction-policy", (None, "length"), "--scheduling-policy"),
+    "min_free_slots_delay": ("--min-free-slots-delay", (None,), "--prefill-schedule-interval"),
+    "retraction_policy": ("--retraction-policy", ("length", None), "--scheduling-policy"),
 }
 
-# SGLang field -> (its flag, neutral values): features whose scheduling the ledger does not do
+# SGLang field -> (its flag, neutral values): features whose scheduling the ledger does not do. Beam search has no flag:
+# scheduler.py refuses it a request at a time. Pools of two kinds (sliding window, Mamba) have none either: a
+# GLM-MoE-DSA model has one pool.
 UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    "pp_size": ("--pp-size", (None, 1)),
-    "disaggregation_mode": ("--disaggregation-mode", (None, "null")),
+    "pp_size": ("--pp-size", (1, None)),
+    "disaggregation_mode": ("--disaggregation-mode", ("null", None)),
     "enable_dp_attention": ("--enable-dp-attention", (False, None)),
     "speculative_algorithm": ("--speculative-algorithm", (None,)),
-    "enable_lora": ("--enable-lora", (False, None)),
+    "enable_lora": ("--enable-lora", (None, False)),
     "lora_paths": ("--lora-paths", (None,)),
     "enable_hierarchical_cache": ("--enable-hierarchical-cache", (False, None)),
     "enable_hisparse": ("--enable-hisparse", (False, None)),
     "enable_lmcache": ("--enable-lmcache", (False, None)),
+    "enable_flexkv": ("--enable-flexkv", (False, None)),
+    "enable_unified_cache_external_linker": ("--enable-unified-cache-external-linker", (False, None)),
+    "enable_unified_memory": ("--enable-unified-memory", (False, None)),
+    "enable_kv_cache_sharding": ("--enable-kv-cache-sharding", (False, None)),
     "enable_pdmux": ("--enable-pdmux", (False, None)),
     "dllm_algorithm": ("--dllm-algorithm", (None,)),
-    "enable_beam_search": ("--enable-beam-search", (False, None)),
     "enable_two_batch_overlap": ("--enable-two-batch-overlap", (False, None)),
-    "enable_multimodal": ("--enable-multimodal", (False, None)),
+    "enable_multimodal": ("--enable-multimodal", (None, False)),
+    "is_embedding": ("--is-embedding", (False, None)),
+    "prefill_only_disable_kv_cache": ("--prefill-only-disable-kv-cache", (False, None)),
+    "enable_streaming_session": ("--enable-streaming-session", (False, None)),
 }
 
 
@@ -234,6 +260,9 @@ def from_values(values: Mapping[str, Any]) -> LedgerFlags:
             raise FlagError(f"--watermark {value}: at least 0 and below 1 is needed")
         if name == "target_step_ms" and not 0 < value < 1e9:
             raise FlagError(f"--target-step-ms {value}: a positive number of milliseconds is needed")
+    folder = os.path.dirname(given.get("step_log") or "") or "."
+    if not os.path.isdir(folder):
+        raise FlagError(f"--step-log {given['step_log']}: there is no folder {folder}")
     if given.get("scheduling_policy", "fcfs") not in ("fcfs", "priority"):
         raise FlagError(f"--scheduling-policy {given['scheduling_policy']}: known are fcfs, priority")
     return LedgerFlags(**given)

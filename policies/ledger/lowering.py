@@ -170,8 +170,8 @@ class _Rows:
 def counted_outputs(req: Any, overlap: bool) -> list[int]:
     """Tokens that SGLang's penalties have counted when the request samples its next one.
 
-    Each decode step counts one token before it samples. Under the overlap schedule that is the last one known, which lags
-    by one step: the end of the prompt first, then every output but the newest.
+    Each decode step counts one token before it samples. Under the overlap schedule that is the last one known, which
+    lags by one step: the end of the prompt first, then every output but the newest.
     """
     outputs = list(req.output_ids)
     if not outputs:

@@ -6,8 +6,8 @@
     result     fold      tokens, ends and drops go back into the ledger, in the order of the plans
 
 Under SGLang's overlap schedule step t is planned before the result of t-1 is known: the ledger counts that token as a
-placeholder (core.py, `async_scheduling`). Everything else of SGLang's loop runs unchanged: receiving, forward, sampling,
-result processing, streaming, grammar, sessions, metrics.
+placeholder (core.py, `async_scheduling`). Everything else of SGLang's loop runs unchanged: receiving, forward,
+sampling, result processing, streaming, grammar, sessions, metrics.
 
 Invariant, checked each step under SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY: a running request's
 `num_computed_tokens` equals SGLang's `req.kv.kv_committed_len`.
@@ -19,18 +19,24 @@ import time
 from collections import deque
 from typing import Any
 
+from sglang.srt.beam_search.coordinator import BeamCoordinator
 from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch, release_req
 from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler, _make_abort_req
+from sglang.srt.managers.scheduler_components.metrics_reporter import PrefillStats
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.mem_cache.common import checkpoint_kv_cache
+from sglang.srt.observability.metrics_collector import QueueCount
 from sglang.srt.observability.req_time_stats import set_schedule_time_batch, set_time_batch
+from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_GET_NEXT_BATCH, scheduler_stage_method
+from sglang.srt.runtime_context import get_parallel
 
 from policies.ledger import lowering
 from policies.ledger.core import Ledger
 from policies.ledger.flags import LedgerFlags
 from policies.ledger.kv_tree import TreeKV
+from policies.ledger.metrics import LedgerMetrics
 from policies.ledger.plan import StepPlan
 from policies.ledger.request import Request, Status
 from policies.steps import Step, StepLog
@@ -45,6 +51,14 @@ class PartialSkippingStreamer(SchedulerOutputStreamer):
         if self.silent:
             reqs = [req for req in reqs if id(req) not in self.silent]
         super().stream_output(reqs, return_logprob, skip_req)
+
+
+class NoBeams(BeamCoordinator):
+    """SGLang's beam search, refused a request at a time: it has no flag of its own."""
+
+    def validate_and_init(self, req: Any, recv_req: Any) -> str:
+        width = req.sampling_params.beam_width
+        return f"beam_width {width}: beam search is not supported with --scheduler ledger; use --scheduler sglang"
 
 
 class _Rows:
@@ -75,6 +89,7 @@ class LedgerScheduler(Scheduler):
         self._chunked: list[Any] = []  # half-done prompts that ran in the last step
         self._aborting: list[Any] = []
         self._resting: ScheduleBatch | None = None  # decode rows that sat out the last step
+        self._lost: dict[str, int] = {}  # preempted requests: tokens that had been computed
         self._last_result = 0.0  # monotonic seconds; on a GPU steps are timed from result to result
         super().__init__(*args, **kwargs)
         flags = type(self).glm_flags
@@ -98,13 +113,29 @@ class LedgerScheduler(Scheduler):
             self.kv_port,
             self.pacer,
         )
-        self.steps = StepLog(path=flags.step_log)
+        self.steps = StepLog(path=self._log_path(flags.step_log))
+        self._metrics: LedgerMetrics | None = None
+        if self.metrics_reporter.current_scheduler_metrics_enabled:
+            labels = self.metrics_reporter.metrics_collector.labels
+            self._metrics = LedgerMetrics(labels, self.ledger.config.token_budget, self.pacer is not None)
         self._strict = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
+
+    @staticmethod
+    def _log_path(path: str | None) -> str | None:
+        """One process writes a file: tensor-parallel rank 0, with a file for each data-parallel rank."""
+        parallel = get_parallel()
+        if path is None or parallel.tp_rank != 0:
+            return None
+        return f"{path}.dp{parallel.dp_rank}" if parallel.dp_rank else path
 
     # Seams of SGLang ------------------------------------------------------------------------------------------------
 
     def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
         return PartialSkippingStreamer
+
+    def init_beam_coordinator(self) -> None:
+        super().init_beam_coordinator()
+        self.beam_coordinator.__class__ = NoBeams
 
     def init_invariant_checker(self) -> None:
         """SGLang counts the rows of batches; a half-done prompt that sits a step out is in none."""
@@ -115,9 +146,14 @@ class LedgerScheduler(Scheduler):
         super().init_load_inquirer()
         # NOTE: a frozen dataclass; its getters are its only seam.
         object.__setattr__(self.load_inquirer, "get_chunked_req", self._pending_prefill)
+        object.__setattr__(self.load_inquirer, "get_running_batch", self._running_rows)
 
     def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
         return not self.ledger.running and super().is_fully_idle(for_health_check, ignore_waiting)
+
+    def _collect_inflight_batches(self) -> list[Any]:
+        """SGLang looks here for whom to abort, to time out and to tell of new weights."""
+        return [*super()._collect_inflight_batches(), _Rows(self._outside())]
 
     def _outside(self) -> list[Any]:
         """Requests that hold KV and are in no batch: half-done prompts, and decodes that sit out."""
@@ -129,11 +165,20 @@ class LedgerScheduler(Scheduler):
             reqs += self._resting.reqs
         return [req for req in reqs if req.kv.holds_kv]
 
+    def _running_rows(self) -> _Rows:
+        return _Rows([request.handle for request in self.ledger.running])
+
     def _pending_prefill(self) -> _Pending | None:
         tokens = sum(r.to_go for r in self.ledger.roster.loose if r.is_prefill_chunk)
         return _Pending(tokens) if tokens else None
 
     # Requests in ----------------------------------------------------------------------------------------------------
+
+    def _set_or_validate_priority(self, req: Any) -> bool:
+        """A request without a priority has priority 0, as in vLLM; SGLang would put it behind all others."""
+        if self.enable_priority_scheduling and req.priority is None:
+            req.priority = 0
+        return super()._set_or_validate_priority(req)
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
         super()._add_request_to_queue(req, is_retracted)
@@ -148,7 +193,8 @@ class LedgerScheduler(Scheduler):
         entry = Request(
             req.rid,
             len(req.origin_input_ids),
-            max_tokens=req.sampling_params.max_new_tokens or 0,
+            # NOTE: SGLang samples one token even where none is asked for (scoring); 0 would mean unknown to the ledger.
+            max_tokens=max(1, req.sampling_params.max_new_tokens or 0),
             priority=req.priority or 0,
             arrival_time=time.monotonic(),
             handle=req,
@@ -162,6 +208,7 @@ class LedgerScheduler(Scheduler):
             self.ledger.finish(entry)
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
+            self._lost.pop(entry.id, None)
 
     def _follow_queue(self) -> None:
         """Requests that SGLang took from its waiting queue (abort, time-out, flush) leave the ledger's line too."""
@@ -178,16 +225,15 @@ class LedgerScheduler(Scheduler):
             if entry.is_prefill_chunk and (recv_req.abort_all or req.rid.startswith(recv_req.rid)):
                 self._aborting.append(req)
         super().abort_request(recv_req)
-        if self._resting is not None:
-            for req in self._resting.reqs:
-                if not req.finished() and (recv_req.abort_all or req.rid.startswith(recv_req.rid)):
-                    req.to_finish = FINISH_ABORT()
 
     def process_pending_chunked_abort(self) -> None:
         """SGLang ends one half-done prompt; here there may be several."""
         for req in self._aborting:
             entry = self._entries.get(req.rid)
-            if entry is None or entry.handle is not req or entry.status is not Status.RUNNING or req.finished():
+            if entry is None or entry.handle is not req or req.finished():
+                continue
+            if entry.status is not Status.RUNNING:  # sent back to the line meanwhile, by a pause
+                super().abort_request(AbortReq(rid=req.rid))
                 continue
             if not entry.is_prefill_chunk:
                 req.to_finish = req.to_finish or FINISH_ABORT()  # its last chunk is in flight: ends as a decode
@@ -211,6 +257,7 @@ class LedgerScheduler(Scheduler):
 
     # One step -------------------------------------------------------------------------------------------------------
 
+    @scheduler_stage_method(SCHEDULER_STAGE_GET_NEXT_BATCH)
     def get_next_batch_to_run(self, running_batch: ScheduleBatch, last_batch: ScheduleBatch | None) -> NextBatchPlan:
         self.process_pending_chunked_abort()
         if self.grammar_manager.has_waiting_grammars():
@@ -225,12 +272,15 @@ class LedgerScheduler(Scheduler):
             self._take_out(plan, running)
         if plan.admitted:
             self._leave_queue(plan)
-        self._sit_out(plan, running)
+        left_out = self._sit_out(plan, running)
+        decoding = running.reqs
         batch, running = lowering.lower(self, plan, running)
         if plan:
-            self._plans.append((plan, self._record(plan, batch, started)))
+            self._plans.append((plan, self._record(plan, batch, started, left_out)))
             self._chunked = [request.handle for request in plan.chunks]
         if batch is not None:
+            if batch.forward_mode.is_extend():
+                batch.prefill_stats = self._prefill_stats(plan, decoding)
             set_schedule_time_batch(batch)
         if self._strict:
             self._check()
@@ -293,10 +343,13 @@ class LedgerScheduler(Scheduler):
         self.waiting_queue = [req for req in self.waiting_queue if id(req) not in admitted]
         set_time_batch([request.handle for request in plan.admitted], "set_forward_entry_time")
 
-    def _sit_out(self, plan: StepPlan, running: ScheduleBatch) -> None:
-        """Running decodes without a row: those that the result in flight ends leave, the others rest for a step."""
+    def _sit_out(self, plan: StepPlan, running: ScheduleBatch) -> int:
+        """Running decodes without a row: those that the result in flight ends leave, the others rest for a step.
+
+        Returns how many rest.
+        """
         if len(plan.tokens) - len(plan.extends) == len(running.reqs):
-            return
+            return 0
         entries = self._entries
         idle = [req for req in running.reqs if entries[req.rid] not in plan.tokens]
         ending = {id(req) for req in self._reqs_finishing_inflight(running)} if self.enable_overlap else set()
@@ -306,9 +359,11 @@ class LedgerScheduler(Scheduler):
             running.filter_batch(keep_indices=[i for i, req in enumerate(running.reqs) if id(req) not in leave])
         if rest:
             _, self._resting = lowering.take_rows(running, rest)
+        return len(rest)
 
     def _release(self, req: Any) -> None:
         """Give back the KV of a preempted request and make it ready to start over; its outputs stay."""
+        self._lost[req.rid] = req.kv.kv_committed_len
         release_req(
             req=req,
             remaing_req_count=0,
@@ -319,26 +374,55 @@ class LedgerScheduler(Scheduler):
             offload_kv=False,
         )
 
-    def _record(self, plan: StepPlan, batch: ScheduleBatch | None, started: float) -> Step:
-        mode = batch.forward_mode.name.lower() if batch is not None else "none"
+    def _record(self, plan: StepPlan, batch: ScheduleBatch | None, started: float, left_out: int) -> Step:
+        lost = self._lost
+        again = 0
+        if lost:
+            again = sum(max(0, lost.pop(entry.id, 0) - entry.num_cached_tokens) for entry in plan.admitted)
         step = Step(
             number=plan.number,
             at=started,
-            mode=mode,
+            mode=batch.forward_mode.name.lower() if batch is not None else "none",
             prefill_tokens=plan.prefill_tokens,
             decode_rows=plan.decode_rows,
+            left_out=left_out,
             chunks=len(plan.chunks),
             admitted=len(plan.admitted),
             preempted=len(plan.preempted),
             failed=len(plan.failed),
+            recomputed=again,
             running=len(self.ledger.running),
             waiting=len(self.ledger.waiting),
-            predicted_ms=plan.load.predicted_ms if plan.load is not None else None,
+            planned_ms=(time.monotonic() - started) * 1e3,
+            predicted_ms=plan.predicted_ms,
         )
         if self.steps.detailed:
             step.free_tokens = self.kv_port.room()
             step.rows = {request.id: rows for request, rows in plan.tokens.items()}
+            step.hits = {request.id: request.num_cached_tokens for request in plan.admitted}
         return step
+
+    def _prefill_stats(self, plan: StepPlan, decoding: list[Any]) -> PrefillStats:
+        """What SGLang's "Prefill batch" line and its cache-hit and throughput metrics read."""
+        again_rows = again_hits = hits = 0
+        admitted = set(plan.admitted)
+        for request, rows in plan.extends.items():
+            hit = request.num_cached_tokens if request in admitted else 0
+            hits += hit
+            if request in admitted and request.handle.retracted_stain:
+                again_rows += rows
+                again_hits += hit
+        return PrefillStats(
+            log_input_tokens=plan.prefill_tokens,
+            log_hit_tokens=hits,
+            reprocessed_log_input_tokens=again_rows,
+            reprocessed_log_hit_tokens=again_hits,
+            log_device_hit_tokens=hits - again_hits,
+            new_token_ratio=0.0,  # the ledger sets no memory aside for tokens to come
+            num_running_reqs=QueueCount.from_reqs(decoding, self.enable_priority_scheduling),
+            num_new_seqs=len(plan.extends),
+            num_pending_tokens=self.load_inquirer._get_num_pending_tokens(chunk_deduct=0),
+        )
 
     # Results back ---------------------------------------------------------------------------------------------------
 
@@ -364,8 +448,12 @@ class LedgerScheduler(Scheduler):
             step.ms = (now - max(step.at, self._last_result)) * 1e3
         self._last_result = now
         self.steps.add(step)
+        error = None
         if self.pacer is not None and plan.load is not None:
             self.pacer.observe(plan.load, step.ms)
+            error = self.pacer.model.error
+        if self._metrics is not None:
+            self._metrics.note(step, error)
 
     def _fold(self, plan: StepPlan, batch: ScheduleBatch) -> None:
         """Who ended, and whose token SGLang dropped (preempted while its step ran)."""
@@ -384,6 +472,7 @@ class LedgerScheduler(Scheduler):
         self.ledger.update(plan, dropped or None, ended)
         for entry in ended:
             del entries[entry.id]
+            self._lost.pop(entry.id, None)
 
     def _check(self) -> None:
         """Both books agree."""

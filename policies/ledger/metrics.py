@@ -1,0 +1,76 @@
+"""The ledger's Prometheus metrics, beside SGLang's own on GET /metrics (with --enable-metrics).
+
+    glm_runtime:step_tokens_total{kind="prefill"|"decode"}      rows run
+    glm_runtime:steps_total{mode="decode"|"extend"|"mixed"}     steps run
+    glm_runtime:decode_rows_left_out_total                      running decodes that got no row in a step
+    glm_runtime:step_budget_used                                share of the token budget that the last step used
+    glm_runtime:partial_prefills                                prompts half way after the last step
+    glm_runtime:preemptions_total{reason="kv_room"}             running requests sent back to the line
+    glm_runtime:recomputed_tokens_total                         rows computed a second time after a preemption
+    glm_runtime:step_time_error                                 mean |forecast / real - 1|, with --target-step-ms
+
+Labels are SGLang's (model, rank, ...) and those above. No `sglang` import; `prometheus_client` is imported when the
+metrics are made, because SGLang sets its multi-process folder before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from policies.steps import Step
+
+PREFIX = "glm_runtime:"
+
+
+class LedgerMetrics:
+    """Counters and gauges of one scheduler process.
+
+    Args:
+        labels: SGLang's label values of this process.
+        budget: tokens that a step may schedule.
+        paced: whether steps are sized by time.
+        registry: where to register; None: prometheus_client's own.
+    """
+
+    def __init__(self, labels: Mapping[str, str], budget: int, paced: bool, registry: Any = None) -> None:
+        from prometheus_client import REGISTRY, Counter, Gauge
+
+        names = list(labels)
+        registry = REGISTRY if registry is None else registry
+        self._budget = budget
+
+        def counter(name: str, text: str, extra: str = "") -> Any:
+            made = Counter(PREFIX + name, text, [*names, extra] if extra else names, registry=registry)
+            return made if extra else made.labels(**labels)
+
+        def gauge(name: str, text: str) -> Any:
+            made = Gauge(PREFIX + name, text, names, registry=registry, multiprocess_mode="mostrecent")
+            return made.labels(**labels)
+
+        tokens = counter("step_tokens_total", "Rows run, by kind.", "kind")
+        self._prefill = tokens.labels(**labels, kind="prefill")
+        self._decode = tokens.labels(**labels, kind="decode")
+        steps = counter("steps_total", "Steps run, by the mode of their batch.", "mode")
+        self._steps = {mode: steps.labels(**labels, mode=mode) for mode in ("decode", "extend", "mixed")}
+        self._left_out = counter("decode_rows_left_out_total", "Running decodes that got no row in a step.")
+        self._used = gauge("step_budget_used", "Share of the token budget that the last step used.")
+        self._partial = gauge("partial_prefills", "Prompts half way after the last step.")
+        preempted = counter("preemptions_total", "Running requests sent back to the line, by reason.", "reason")
+        self._preempted = preempted.labels(**labels, reason="kv_room")
+        self._recomputed = counter("recomputed_tokens_total", "Rows computed a second time after a preemption.")
+        self._error = gauge("step_time_error", "Mean of |forecast / real - 1| of a step's time.") if paced else None
+
+    def note(self, step: Step, error: float | None = None) -> None:
+        """A step whose result has been processed; `error`: the step-time model's mean error by now."""
+        self._prefill.inc(step.prefill_tokens)
+        self._decode.inc(step.decode_rows)
+        self._left_out.inc(step.left_out)
+        self._preempted.inc(step.preempted)
+        self._recomputed.inc(step.recomputed)
+        self._used.set(step.tokens / self._budget)
+        self._partial.set(step.chunks)
+        if step.mode in self._steps:
+            self._steps[step.mode].inc()
+        if self._error is not None and error is not None:
+            self._error.set(error)
