@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -79,11 +80,21 @@ async def generate(engine: Any, asks: Sequence[Mapping[str, Any]]) -> list[Json]
     return list(await asyncio.gather(*(_one(engine, crowd, number) for number in range(len(asks)))))
 
 
+def flush(engine: Any, limit_s: float = 60.0) -> bool:
+    """Empty the prefix cache. SGLang refuses while a request runs, and one that has answered runs a step longer."""
+    end = time.monotonic() + limit_s
+    while not engine.flush_cache().success:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def _answer(engine: Any, call: Json) -> Any:
     if call["call"] == "generate":
         return engine.loop.run_until_complete(generate(engine, call["asks"]))
     if call["call"] == "flush":
-        return bool(engine.flush_cache().success)
+        return flush(engine)
     raise ValueError(f"call: {call['call']!r} is not generate or flush")
 
 
