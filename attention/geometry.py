@@ -1,0 +1,53 @@
+"""What a slot implementation is told when it is made, once in a scheduler process.
+
+model and pool --Geometry--> QChunk(geometry), Workspace(geometry)      fixed buffers are sized here, never later
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Exchange = Callable[[torch.Tensor, Sequence[int]], None]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of one rank's attention.
+
+    Attributes:
+        max_model_len: positions that a request may have.
+        max_requests: requests of one step at most.
+        pool_tokens: token slots of the cache.
+        topk: ids a query row. index_heads: query heads of the indexer. index_dim: values an index key.
+        dtype: of the model's activations, float32 or bfloat16.
+        index_kind, latent_kind: cache layouts, as `attention.layouts` names them.
+        knobs: effective settings by name (`attention.flags`).
+        ranks, rank: tensor-parallel group. exchange: fills an int32 [rows, topk] of which this rank has its own part,
+            given the rows of each rank; None with one rank.
+    """
+
+    max_model_len: int
+    max_requests: int
+    pool_tokens: int
+    topk: int
+    index_heads: int
+    index_dim: int
+    dtype: torch.dtype
+    index_kind: str
+    latent_kind: str
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 1
+    rank: int = 0
+    exchange: Exchange | None = None
+
+    def step_rows(self, rows: int) -> int:
+        """`rows` of a workspace, cut to what a step can fill: contexts of all requests, or every slot of the pool.
+
+        NOTE: contexts that share a prefix count it once each, so a step may hold more rows than the pool; it then
+        takes one request group more. A single context always fits the pool.
+        """
+        return max(1, min(rows, self.max_requests * self.max_model_len, self.pool_tokens))
