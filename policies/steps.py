@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import IO, Any
@@ -76,14 +76,22 @@ class StepLog:
         size: steps kept in memory.
         path: append one JSON line a step to this file. OSError where it cannot be opened.
         limit: bytes after which the file is turned over.
+        more: further facts for `totals()`, as they are when asked.
     """
 
-    def __init__(self, size: int = 4096, path: str | None = None, limit: int = LIMIT) -> None:
+    def __init__(
+        self,
+        size: int = 4096,
+        path: str | None = None,
+        limit: int = LIMIT,
+        more: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         if limit < 1:
             raise ValueError(f"limit must be at least 1 byte, not {limit}")
         self._steps: deque[Step] = deque(maxlen=size)
         self._path = path
         self._limit = limit
+        self._more = more
         self._written = 0
         self._file: IO[str] | None = None
         if path is not None:
@@ -129,7 +137,7 @@ class StepLog:
 
     def totals(self) -> dict[str, Any]:
         """Counters since start, for GET /policy."""
-        return {
+        facts = {
             "steps": self.steps,
             "steps_by_mode": dict(self.by_mode),
             "prefill_tokens": self.prefill_tokens,
@@ -140,6 +148,7 @@ class StepLog:
             "failed": self.failed,
             "most_tokens_in_a_step": self.most_tokens,
         }
+        return facts if self._more is None else facts | self._more()
 
     def _open(self, path: str) -> None:
         self._file = open(path, "a", buffering=1)  # noqa: SIM115

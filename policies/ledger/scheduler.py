@@ -113,7 +113,7 @@ class LedgerScheduler(Scheduler):
             self.kv_port,
             self.pacer,
         )
-        self.steps = StepLog(path=self._log_path(flags.step_log))
+        self.steps = StepLog(path=self._log_path(flags.step_log), more=self._state)
         self._metrics: LedgerMetrics | None = None
         if self.metrics_reporter.current_scheduler_metrics_enabled:
             labels = self.metrics_reporter.metrics_collector.labels
@@ -423,6 +423,29 @@ class LedgerScheduler(Scheduler):
             num_new_seqs=len(plan.extends),
             num_pending_tokens=self.load_inquirer._get_num_pending_tokens(chunk_deduct=0),
         )
+
+    def _state(self) -> dict[str, Any]:
+        """Who is here, where the KV pool's tokens are, and what the step-time model knows."""
+        held = sum(entry.handle.kv.holds_kv for entry in self._entries.values())
+        facts: dict[str, Any] = {
+            "running": len(self.ledger.running),
+            "waiting": len(self.ledger.waiting),
+            "requests_holding_kv": held,
+            "kv_tokens": {
+                "free": int(self.token_to_kv_pool_allocator.available_size()),
+                "cached": int(self.tree_cache.evictable_size()),
+                "total": self.max_total_num_tokens,
+            },
+        }
+        if self.pacer is not None:
+            model = self.pacer.model
+            facts["step_time"] = {
+                "target_ms": self.pacer.target_step_ms,
+                "steps": model.steps,
+                "error": model.error,
+                "coefficients": list(model.coefficients),
+            }
+        return facts
 
     # Results back ---------------------------------------------------------------------------------------------------
 
