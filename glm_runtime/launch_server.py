@@ -216,7 +216,9 @@ if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":
     # A child process imports this module first: from here on it dies with us, also while it still imports SGLang.
+    # A terminal's Ctrl-C reaches it too; what then happens is the launcher's to decide.
     from glm_runtime import quiet
 
     ending.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     quiet.here()
