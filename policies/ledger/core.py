@@ -253,6 +253,7 @@ class Ledger:
     def _admit(self, request: Request, hit: int, quiet: int, draft: Draft) -> None:
         request.status = Status.RUNNING
         request.computed = request.num_cached_tokens = hit
+        request.is_prefill_chunk = True  # until its rows of this step are settled
         request.quiet = quiet
         self.roster.enter(request)
         draft.admitted.append(request)
@@ -327,7 +328,7 @@ class Ledger:
     def _settle(self, request: Request, rows: int, plan: StepPlan) -> None:
         """One request's counters after its rows were given."""
         to_go = request.to_go
-        if to_go > 1 or not request.computed:
+        if to_go > 1 or request.is_prefill_chunk:
             plan.extends[request] = rows
             plan.prefill_tokens += rows
         request.computed += rows

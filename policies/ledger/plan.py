@@ -24,7 +24,7 @@ class StepPlan:
 
     tokens        rows of each request in this step; `request.num_computed_tokens` already counts them, so a row block
                   starts at that minus the rows
-    extends       the part of `tokens` that is not plain decode: more than one token to go, or nothing computed yet
+    extends       the part of `tokens` that is not plain decode: prompts and resumed requests, one-token tails included
     chunks        of these, the ones that do not reach the end of their prompt: nothing is sampled
     drafts        speculative tokens among the rows; those of an admitted request are fillers of value -1
     admitted      taken from the waiting line, `request.num_cached_tokens` each found in the prefix cache

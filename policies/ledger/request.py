@@ -9,7 +9,7 @@ A prompt, a resumed request and a decode differ only in how far apart the two ma
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policies.ledger.steady import Steady
@@ -65,7 +65,7 @@ class Request:
         max_tokens: int = 0,
         priority: int = 0,
         arrival_time: float = 0.0,
-        handle: object = None,
+        handle: Any = None,
     ) -> None:
         if num_prompt_tokens < 1:
             raise ValueError(f"num_prompt_tokens of request {id!r} must be at least 1, not {num_prompt_tokens}")

@@ -82,6 +82,7 @@ class LedgerScheduler(Scheduler):
 
     glm_scheduler = "ledger"
     glm_flags: LedgerFlags  # set by install() before SGLang makes the scheduler
+    waiting_queue: list[Any]  # SGLang's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._entries: dict[str, Request] = {}

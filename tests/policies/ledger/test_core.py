@@ -210,3 +210,25 @@ def test_a_held_back_prompt_is_not_looked_up_again() -> None:
 def test_bad_settings_name_the_field(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         make(**fields)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_tail_of_one_token_is_an_extend_row_that_runs_as_decode(fast: bool) -> None:
+    """Its token is a prompt's, not a sampled one: whoever builds the batch must be told, by chunk and by prefix hit."""
+    ledger = make(fast=fast)
+    chunked = Request("chunked", 65)
+    ledger.add(chunked)
+    ledger.update(ledger.schedule())
+    plan = ledger.schedule()
+    assert (plan.extends, plan.chunks, plan.decode_only) == ({chunked: 1}, [], True)
+    assert (plan.prefill_tokens, plan.decode_rows) == (1, 0)
+    ledger.update(plan)
+    plan = ledger.schedule()
+    assert (rows(plan), plan.extends, plan.decode_rows) == ({"chunked": 1}, {}, 1)
+    ledger.update(plan)
+    ledger.kv.lookup = lambda request: request.tokens - 1  # type: ignore[method-assign]
+    hit = Request("hit", 17)
+    ledger.add(hit)
+    plan = ledger.schedule()
+    assert (plan.extends, plan.decode_only) == ({hit: 1}, True)
+    assert rows(plan) == {"chunked": 1, "hit": 1}
