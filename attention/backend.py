@@ -12,7 +12,9 @@ A layer without an indexer ("shared") gets the ids of the last full layer from S
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,9 +22,12 @@ import torch.nn.functional as F
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.model_executor.forward_context import get_attn_backend
 
+from attention import dense
 from attention.batch import AttentionBatch
+from attention.geometry import Geometry
 from attention.layouts import IndexCache, LatentCache, store_index, store_latent
 from attention.scratch import Scratch
+from parallel.collectives import all_gather_rows
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -63,12 +68,30 @@ class PrefillKvSlot(Protocol):
 
 @dataclass(frozen=True)
 class Slots:
-    """The implementations in force, by their registered names."""
+    """The implementations in force, by their registered names.
+
+    An implementation is a module or object that offers what its slot needs, or a class, which is made here, once, from
+    the `Geometry` of the process, and keeps its buffers.
+    """
 
     indexer_name: str
     indexer: IndexerSlot
     prefill_name: str
     prefill: PrefillKvSlot
+
+    def made(self, geometry: Geometry) -> Slots:
+        """With an object in place of each class. Raises what their constructors raise."""
+        parts = {"indexer": self.indexer, "prefill": self.prefill}
+        return replace(self, **{n: part(geometry) for n, part in parts.items() if isinstance(part, type)})
+
+    def facts(self) -> dict[str, Any]:
+        """What the implementations say of themselves: buffers in bytes, counters."""
+        found: dict[str, Any] = {}
+        for part in (self.indexer, self.prefill):
+            tell = getattr(part, "facts", None)
+            if tell is not None:
+                found |= tell()
+        return found
 
 
 class GlmCpuBackend(AttentionBackend):
@@ -78,27 +101,36 @@ class GlmCpuBackend(AttentionBackend):
         runner: SGLang's model runner; gives the pools and the model's geometry.
         slots: indexer and prefill-KV implementations.
         scratch_mb: MiB of scratch that indexer and attention share; nothing of size heads x queries x keys leaves it.
+        knobs: effective settings of the slots, by name.
     """
 
     # Lengths are read as CPU tensors anyway.
     needs_cpu_seq_lens = False
 
-    def __init__(self, runner: ModelRunner, slots: Slots, scratch_mb: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, slots: Slots, scratch_mb: int, knobs: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         self.token_to_kv_pool: CpuDsaPool = runner.token_to_kv_pool
         self.req_to_token = runner.req_to_token_pool.req_to_token
         self.page_size = runner.token_to_kv_pool.page_size
         self.rank_dim = runner.model_config.kv_lora_rank
-        self.slots = slots
+        geometry = geometry_of(runner, knobs or {})
+        self.topk = geometry.topk
+        self.slots = slots.made(geometry)
         self.scratch = Scratch(scratch_mb << 20)
         self.batch: AttentionBatch | None = None
         self.write_slots = torch.empty(0, dtype=torch.int64)
         self.rows = 0
+        self.all_dense = False  # no row of the batch sees more than topk keys: queries of the indexer are not needed
+        self.dense_rows = 0  # since start, once a step
+        self.sparse_rows = 0
+        self._causal: torch.Tensor | None = None
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan one forward: which rows belong to whom, and where their pages lie."""
         if forward_batch.forward_mode.is_idle():
-            self.batch, self.rows = None, 0
+            self.batch, self.rows, self.all_dense = None, 0, False
             return
         seq_lens = forward_batch.seq_lens.to(torch.int32)
         requests = seq_lens.numel()
@@ -112,6 +144,18 @@ class GlmCpuBackend(AttentionBackend):
         self.batch = AttentionBatch(start, seq_lens, (first_slots // self.page_size).to(torch.int32), self.page_size)
         self.rows = int(start[-1])
         self.write_slots = forward_batch.out_cache_loc[: self.rows].long()
+        short = dense.dense_rows(self.batch, self.topk)
+        self.dense_rows += short
+        self.sparse_rows += self.rows - short
+        self.all_dense = short == self.rows > 0
+        self._causal = None
+
+    def facts(self) -> dict[str, Any]:
+        """Memory and counters of attention since start, for GET /policy: plain JSON values."""
+        rows = {"dense": self.dense_rows, "sparse": self.sparse_rows}
+        return {"scratch_bytes": self.scratch.nbytes, "scratch_peak_bytes": self.scratch.peak, "rows": rows} | (
+            self.slots.facts()
+        )
 
     def forward(
         self,
@@ -171,7 +215,10 @@ class GlmCpuBackend(AttentionBackend):
         if self.batch is None or rows == 0:
             return torch.zeros_like(q_nope)
         cache = self.token_to_kv_pool.latent_cache(layer_id)
-        store_latent(cache, self.write_slots, latent[:rows, : self.rank_dim], latent[:rows, self.rank_dim :])
+        if cache.buffer.dtype == latent.dtype:
+            cache.buffer.index_copy_(0, self.write_slots, latent[:rows])
+        else:
+            store_latent(cache, self.write_slots, latent[:rows, : self.rank_dim], latent[:rows, self.rank_dim :])
         attend = self.slots.prefill.attend
         seen = attend(self.batch, q_nope[:rows], q_rope[:rows], cache, ids[:rows], scale, self.scratch)
         if rows == q_nope.shape[0]:
@@ -192,13 +239,54 @@ class GlmCpuBackend(AttentionBackend):
         rows = self.rows
         if self.batch is None or rows == 0:
             return ids
+        if self.all_dense:
+            return self.index_dense(k, layer_id, topk)
         cache = self.token_to_kv_pool.index_cache(layer_id)
         store_index(cache, self.write_slots, k[:rows])
         ids[:rows] = self.slots.indexer.select(self.batch, q[:rows], gates[:rows], cache, topk, self.scratch)
         return ids
 
+    def index_dense(self, k: torch.Tensor, layer_id: int, topk: int) -> torch.Tensor:
+        """`index` for a step that is dense throughout (`all_dense`): the keys are stored, nothing is scored.
+
+        Args:
+            k: [rows, 128] after norm and RoPE.
+
+        Returns:
+            int32 [rows, topk], 0 to the row's position; the same tensor for every layer of the step.
+        """
+        assert self.batch is not None, "a step without rows has no dense branch"
+        store_index(self.token_to_kv_pool.index_cache(layer_id), self.write_slots, k[: self.rows])
+        if self._causal is None or self._causal.shape != (k.shape[0], topk):
+            self._causal = dense.causal_ids(self.batch, topk, k.shape[0])
+        return self._causal
+
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
+
+
+def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any]) -> Geometry:
+    """Sizes of this rank's attention, read off SGLang's model runner."""
+    from sglang.srt.runtime_context import get_parallel
+
+    config, pool, parallel = runner.model_config.hf_text_config, runner.token_to_kv_pool, get_parallel()
+    kind = pool.row_kind
+    shared = parallel.tp_size > 1
+    return Geometry(
+        max_model_len=runner.model_config.context_len,
+        max_requests=runner.req_to_token_pool.req_to_token.shape[0],
+        pool_tokens=pool.size + pool.page_size,
+        topk=config.index_topk,
+        index_heads=config.index_n_heads,
+        index_dim=config.index_head_dim,
+        dtype=runner.model_config.dtype,
+        index_kind="fp8" if kind == "fp8_packed" else kind,
+        latent_kind=kind,
+        knobs=knobs,
+        ranks=parallel.tp_size,
+        rank=parallel.tp_rank,
+        exchange=partial(all_gather_rows, group=parallel.tp_group.device_group) if shared else None,
+    )
 
 
 def index_forward(
@@ -222,9 +310,14 @@ def index_forward(
     Returns:
         int32 [rows, topk].
     """
-    query = self.wq_b(q_lora)[0].view(-1, self.n_heads, self.head_dim)
+    backend = get_attn_backend()
     key = self.k_norm(self.wk(x)[0])
     rope = self.rope_head_dim
+    if backend.all_dense:
+        short = key[:, None, :rope]
+        _, k_rope = self.rotary_emb(positions, short.clone(), short.contiguous())
+        return backend.index_dense(torch.cat([k_rope.squeeze(1), key[:, rope:]], dim=-1), layer_id, self.index_topk)
+    query = self.wq_b(q_lora)[0].view(-1, self.n_heads, self.head_dim)
     q_rope, k_rope = self.rotary_emb(positions, query[..., :rope].contiguous(), key[:, None, :rope].contiguous())
     query = torch.cat([q_rope, query[..., rope:]], dim=-1)
     key = torch.cat([k_rope.squeeze(1), key[:, rope:]], dim=-1)
@@ -233,6 +326,5 @@ def index_forward(
         # NOTE: SGLang builds weights_proj in bfloat16 whatever the model's dtype; the product itself is float32.
         weight = weight.float()
     gates = F.linear(x.float(), weight) * (self.n_heads * self.head_dim) ** -0.5
-    backend = get_attn_backend()
     ids: torch.Tensor = backend.index(query, key, gates, layer_id, self.index_topk)
     return ids

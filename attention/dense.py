@@ -11,6 +11,8 @@ a request that outgrows the branch half way has the bits of one that never took 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,20 @@ def dense_requests(batch: AttentionBatch, topk: int) -> Tensor:
 def dense_rows(batch: AttentionBatch, topk: int) -> int:
     """Query rows of the requests that take the branch."""
     return int(batch.query_start.diff()[dense_requests(batch, topk)].sum())
+
+
+def page_runs(batch: AttentionBatch, topk: int) -> Iterator[tuple[bool, int, int]]:
+    """(reads pages, first, stop) of consecutive requests of one kind, in order.
+
+    A gather pays by reuse. Requests of one row have none, and dense requests need no scores; both read pages.
+    """
+    rows, dense = batch.query_start.diff().tolist(), dense_requests(batch, topk).tolist()
+    paged = [n <= 1 or short for n, short in zip(rows, dense, strict=True)]
+    first = 0
+    for r in range(1, len(paged) + 1):
+        if r == len(paged) or paged[r] != paged[first]:
+            yield paged[first], first, r
+            first = r
 
 
 def causal_ids(batch: AttentionBatch, topk: int, rows: int) -> Tensor:

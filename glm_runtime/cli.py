@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from attention import flags as attention_flags
+from attention.flags import AttentionFlags
 from glm_runtime.config import ConfigError
 from policies.ledger import flags as ledger_flags
 from policies.ledger.flags import LedgerFlags
@@ -35,6 +37,7 @@ class Options:
     cpu_threads: int | None = None
     cpu_weight_packing: bool = True
     ledger: LedgerFlags = field(default_factory=LedgerFlags)
+    attention: AttentionFlags = field(default_factory=AttentionFlags)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -44,15 +47,17 @@ class Options:
         """
         try:
             ledger = ledger_flags.from_values(values)
-        except ledger_flags.FlagError as error:
+            attention = attention_flags.from_values(values)
+        except (ledger_flags.FlagError, attention_flags.FlagError) as error:
             raise ConfigError(error) from None
-        own = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name != "ledger"}
-        return cls(**own, ledger=ledger)
+        own = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name not in _GROUPS}
+        return cls(**own, ledger=ledger, attention=attention)
 
     @classmethod
     def names(cls) -> set[str]:
         """Every name that `of` reads."""
-        return (set(cls.__dataclass_fields__) | set(LedgerFlags.__dataclass_fields__)) - {"ledger"}
+        grouped = set(LedgerFlags.__dataclass_fields__) | set(AttentionFlags.__dataclass_fields__)
+        return (set(cls.__dataclass_fields__) | grouped) - _GROUPS
 
     def overrides(self) -> dict[str, str | None]:
         """Slot -> implementation named by its own flag."""
@@ -62,6 +67,9 @@ class Options:
             "prefill_kv": self.prefill_kv,
             "context_parallel": self.cp_split,
         }
+
+
+_GROUPS = {"ledger", "attention"}  # fields of Options that hold a slot's flags
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep CPU weights unpacked: slower, but online weight updates stay possible",
     )
     ledger_flags.add_arguments(parser)
+    attention_flags.add_arguments(parser)
 
 
 def once(argv: Sequence[str]) -> None:

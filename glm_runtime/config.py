@@ -32,7 +32,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         threads: OpenMP threads a rank; 0 where SGLang decides (accelerator).
         indexer_scratch_mb: MiB of scratch for the CPU indexer and sparse attention; 0 on an accelerator.
         pack_weights: whether CPU weights are packed for oneDNN.
-        knobs: settings of the scheduler slot, by name; JSON values.
+        knobs: settings of the scheduler and attention slots, by name; JSON values.
         failures: folder in which a failing child process leaves its reason (see `ending.py`).
     """
 

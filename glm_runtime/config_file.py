@@ -71,7 +71,10 @@ def our_flags(path: str, content: dict[str, Any]) -> list[str]:
         if action.nargs == 0:
             if not isinstance(value, bool):
                 raise ConfigError(f"--config {path}: {name} is true or false, not {value!r}")
-            flags += [f"--{name}"] if value else []
+            if isinstance(action, argparse.BooleanOptionalAction):
+                flags += [f"--{name}" if value else f"--no-{name}"]
+            else:
+                flags += [f"--{name}"] if value else []
         elif isinstance(value, str | int) and not isinstance(value, bool):
             flags += [f"--{name}", str(value)]
         else:

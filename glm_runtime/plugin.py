@@ -66,7 +66,7 @@ def _register_cpu(request: config.RuntimeConfig) -> None:
         policy = resolve(request.policy, request.slots)
         indexer, prefill = policy.impl("indexer"), policy.impl("prefill_kv")
         slots = Slots(indexer.name, indexer.load(), prefill.name, prefill.load())
-        return GlmCpuBackend(runner, slots, request.indexer_scratch_mb)
+        return GlmCpuBackend(runner, slots, request.indexer_scratch_mb, request.knobs)
 
     from sglang.srt.layers.activation import SiluAndMul
     from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer

@@ -13,11 +13,12 @@ from typing import Any
 
 from msgspec import structs
 
+from attention import flags as attention_flags
 from glm_runtime import ending, quiet, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
 from glm_runtime.threads import OMP_VARIABLES, binding, threads_per_rank, usable_cores
-from policies.base import Policy
+from policies.base import FLAGS, Policy
 from policies.ledger.flags import Usage, flag_of
 
 SCRATCH_MB = 64
@@ -94,12 +95,28 @@ def ledger_knobs(options: Options, policy: Policy, device: str, ranks: int, usag
     return flags.knobs()
 
 
+def attention_knobs(options: Options, policy: Policy, device: str, ranks: int) -> dict[str, Any]:
+    """Knobs of the indexer and prefill-KV slots. Refuses the flags of slots that are not chosen."""
+    if device != "cpu":
+        for slot, stock in (("indexer", "ragged"), ("prefill_kv", "paged")):
+            if policy.slots[slot] != stock:
+                flag = FLAGS[slot]
+                raise ConfigError(
+                    f"{flag} {policy.slots[slot]} works on CPU only so far; on a GPU attention is SGLang's own: "
+                    f"add {flag} {stock}, or --device cpu"
+                )
+    try:
+        return options.attention.knobs(policy.slots, device, ranks)
+    except attention_flags.FlagError as error:
+        raise ConfigError(error) from None
+
+
 def request_for(options: Options, device: str, ranks: int, usage: Usage = "server") -> RuntimeConfig:
     """The request of this launch; policy and slots looked up, our flags checked against the device."""
     from policies.registry import resolve
 
     policy = resolve(options.policy, options.overrides())
-    knobs = ledger_knobs(options, policy, device, ranks, usage)
+    knobs = ledger_knobs(options, policy, device, ranks, usage) | attention_knobs(options, policy, device, ranks)
     for slot in ("scheduler", "indexer", "prefill_kv"):
         policy.impl(slot).load()
     if device != "cpu":

@@ -69,6 +69,8 @@ def _effective(scheduler: Any, backend: Any, request: config.RuntimeConfig) -> d
         knobs["pack_weights"] = request.pack_weights
     if backend is not None and hasattr(backend, "scratch"):
         knobs["indexer_scratch_mb"] = backend.scratch.nbytes >> 20
+    if backend is not None and hasattr(backend, "facts"):
+        knobs["attention"] = backend.facts()
     return knobs
 
 

@@ -37,4 +37,5 @@ def all_gather_rows(rows: torch.Tensor, sizes: Sequence[int], group: dist.Proces
             pending.append(dist.broadcast(rows[start : start + size], source, group=group, async_op=True))
         start += size
     for work in pending:
-        work.wait()
+        if work is not None:  # None: this rank is not in the group
+            work.wait()

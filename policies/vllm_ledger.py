@@ -1,4 +1,4 @@
-"""vLLM's scheduling philosophy: one ledger of tokens instead of phases."""
+"""vLLM's prefill philosophy: one ledger of tokens, the indexer in capped query chunks, prefill KV in a workspace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from policies.base import STOCK, Policy
 policy = Policy(
     name="vllm-ledger",
     version="1.0",
-    description="token ledger: decodes and any number of half-done prompts share each step under one token budget",
-    slots={**STOCK, "scheduler": "ledger"},
+    description="token ledger, q-chunked indexer, gathered prefill workspace",
+    slots={**STOCK, "scheduler": "ledger", "indexer": "qchunk", "prefill_kv": "workspace"},
 )

@@ -23,7 +23,6 @@ Source of caps, packing and shard: vLLM 0.33, facts sections 2 and 4; key slices
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +32,13 @@ from torch import Tensor
 
 from attention import kernels
 from attention.batch import AttentionBatch
+from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.indexer.metadata import ChunkMetadata, Int32s, KeyGroup, chunk_metadata
 from attention.indexer.ragged import _check as check
 from attention.indexer.split import LOGIT_BYTES, scratch_shape, split_chunks, workspace_rows
 from attention.kernels import cpu_chunk
-from attention.kernels.cpu_chunk import SPARE, TILE, Form, Span
+from attention.kernels.cpu_chunk import SPARE, TILE, Span
 from attention.layouts import IndexCache
 from attention.scratch import Scratch
 from attention.workspace import workspace_factor
@@ -184,7 +184,7 @@ class QChunk:
         if self._plan is None or self._plan.batch is not batch:
             self._plan = _Plan(batch)
             starts = batch.query_start.tolist()
-            for paged, first, stop in _runs(batch, self.topk):
+            for paged, first, stop in page_runs(batch, self.topk):
                 a, b = starts[first], starts[stop]
                 if paged:
                     self._plan.pieces.append(Paged(a, b, batch.part(a, b)))
@@ -314,17 +314,6 @@ class QChunk:
         if rows * stride + SPARE <= self.logits.numel():
             return stride, self.logits
         return stride, torch.empty(rows * stride + SPARE, dtype=torch.float32)
-
-
-def _runs(batch: AttentionBatch, topk: int) -> Iterator[tuple[bool, int, int]]:
-    """(reads pages, first, stop) of consecutive requests of one kind, in order."""
-    rows, ends = batch.query_start.diff().tolist(), batch.seq_lens.tolist()
-    paged = [n <= 1 or end <= topk for n, end in zip(rows, ends, strict=True)]
-    first = 0
-    for r in range(1, len(paged) + 1):
-        if r == len(paged) or paged[r] != paged[first]:
-            yield paged[first], first, r
-            first = r
 
 
 def _ints(values: Int32s) -> Tensor:

@@ -5,8 +5,8 @@
                  for each block of 64 keys:  scores of the rows that see it
                  for each row:               threshold and ids
 
-A score has the bits of ``cpu_select``: the same products in the same order, wherever the key lies in its block. With key
-slices a row of the logits holds its running best in front, positions ascending, so a tie again goes to the lowest:
+A score has the bits of ``cpu_select``: the same products in the same order, wherever the key lies in its block. With
+key slices a row of the logits holds its running best in front, positions ascending: a tie again goes to the lowest.
 
     unsliced | scores of all visible keys |            sliced | best so far, <= topk | scores of this slice | 63 spare |
 """
@@ -74,7 +74,7 @@ def form(kind: str, dim: int, dtype: torch.dtype) -> Form:
 def _in_a_row(slots: int) -> bool:
     """Whether 64 slots are one after another."""
     first = get_i64(slots)
-    for i in range(1, 64):
+    for i in range(1, 64):  # noqa: SIM110
         if get_i64(slots + 8 * i) != first + i:
             return False
     return True
