@@ -214,8 +214,12 @@ class Server:
         raise RuntimeError(f"the server did not serve within {limit_s:.0f} s:\n{tail}")
 
     def start(self) -> Server:
-        """Start the process and wait until it serves."""
-        return self.begin().wait_ready()
+        """Start the process and wait until it serves; nothing is left where it does not come to that."""
+        try:
+            return self.begin().wait_ready()
+        except BaseException:
+            self.kill()
+            raise
 
     def tail(self, lines: int = 60) -> str:
         """The last lines of the log."""
