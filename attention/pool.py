@@ -3,17 +3,22 @@
     kv_buffer[layer]     [slots, 1, 576] float32 / bfloat16,  or [slots, 1, 656] uint8 (fp8, packed)
     index_k[full layer]  [pages, 64 * 128] float32 / bfloat16, or [pages, 8448] uint8 (fp8: 64 keys, then 64 scales)
 
-SGLang's in-tree pool keeps fp8 index keys whatever the cache dtype, and writes through Triton. Here the index keys follow
-the cache dtype, and writes go through `attention.layouts`. Addressing, allocation and lifecycle stay SGLang's.
+SGLang's in-tree pool keeps fp8 index keys whatever the cache dtype, and writes through Triton. Here the index keys
+follow the cache dtype, and writes go through `attention.layouts`. Addressing, allocation and lifecycle stay SGLang's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
 from attention.layouts import IndexCache, LatentCache
+
+Cache = TypeVar("Cache")
 
 
 class FloatIndexKeyCache(IndexKeyCache):
@@ -51,13 +56,29 @@ class CpuDsaPool(DSATokenToKVPool):
 
     def latent_cache(self, layer_id: int) -> LatentCache:
         """Latent rows of one layer, [slots, row]."""
+        layer = layer_id - self.start_layer
         if self.layer_transfer_counter is not None:
-            self.layer_transfer_counter.wait_until(layer_id - self.start_layer)
-        return LatentCache(self.kv_buffer[layer_id - self.start_layer].squeeze(1), self.row_kind)
+            self.layer_transfer_counter.wait_until(layer)
+        rows = self.kv_buffer[layer]
+        return self._kept(("latent", layer), rows, lambda: LatentCache(rows.squeeze(1), self.row_kind))
 
     def index_cache(self, layer_id: int) -> IndexCache:
         """Index keys of one full layer: [slots, 128] rows, or [pages, 8448] bytes for fp8."""
-        pages = self.index_key_cache.get_local_buffer(layer_id)
+        layer = layer_id - self.start_layer
+        if self.layer_transfer_counter is not None:
+            self.layer_transfer_counter.wait_until(layer)
+        pages = self.index_key_cache.buffer[layer]
         if self.dsa_kv_cache_store_fp8:
-            return IndexCache(pages, "fp8_packed")
-        return IndexCache(pages.view(-1, self.index_head_dim), self.row_kind)
+            return self._kept(("index", layer), pages, lambda: IndexCache(pages, "fp8"))
+        return self._kept(
+            ("index", layer), pages, lambda: IndexCache(pages.view(-1, self.index_head_dim), self.row_kind)
+        )
+
+    def _kept(self, key: tuple[str, int], buffer: torch.Tensor, make: Callable[[], Cache]) -> Cache:
+        """The view made of `buffer` before, or a new one: every step asks for every layer's, and checking it costs."""
+        kept: dict[tuple[str, int], tuple[torch.Tensor, Any]] = self.__dict__.setdefault("_views", {})
+        entry = kept.get(key)
+        if entry is None or entry[0] is not buffer:
+            entry = kept[key] = (buffer, make())
+        view: Cache = entry[1]
+        return view

@@ -139,8 +139,12 @@ def _build(version: str) -> tuple[Any, Any]:
         x: int,
         rows: int,
         positions: int,
+        scored: int,
     ) -> int:
-        """wq_b 0: a shared layer. gate_weight 0: the gates are part of the down product, behind the key."""
+        """wq_b 0: a shared layer. gate_weight 0: the gates are part of the down product, behind the key.
+
+        scored 0: no row sees more keys than it may keep; index keys are made, index queries and gates are not.
+        """
         small = half != 0
         size = 2 if small else 4
         add_norm(x, residual, norm_weight, norm_eps, normed, rows, hidden, small)
@@ -165,9 +169,6 @@ def _build(version: str) -> tuple[Any, Any]:
         )
         if wq_b != 0:
             keys = down + (q_width + kv_width + rope) * size
-            width = index_heads * index_dim
-            multiply(q_low, q_width * size, rows, q_width, wq_b, width, index_q, width * size, small)
-            turn(index_q, width * size, index_heads, index_dim * size, index_rope, positions, index_table, rows, small)
             index_key(
                 keys,
                 step,
@@ -182,10 +183,24 @@ def _build(version: str) -> tuple[Any, Any]:
                 rows,
                 small,
             )
-            if gate_weight != 0:
+            if scored != 0:
+                width = index_heads * index_dim
+                multiply(q_low, q_width * size, rows, q_width, wq_b, width, index_q, width * size, small)
+                turn(
+                    index_q,
+                    width * size,
+                    index_heads,
+                    index_dim * size,
+                    index_rope,
+                    positions,
+                    index_table,
+                    rows,
+                    small,
+                )
+            if scored != 0 and gate_weight != 0:
                 widen(normed, wide, rows * hidden)
                 multiply(wide, 4 * hidden, rows, hidden, gate_weight, gate_width, gates, gates_step, False)
-            else:
+            elif scored != 0:
                 for i in range(rows):
                     copy(keys + i * step + index_dim * size, gates + i * gates_step, index_heads * size)
         head = nope + rope

@@ -170,9 +170,10 @@ class Stack:
         q_rope, key = space.q[:rows, :, -row.shape[1] + absorbed.shape[2] :], space.key[:rows]
         index_q, gates = space.index_q[:rows], space.gates[:rows, : space.index_q.shape[1]]
         ids: torch.Tensor | None = None
+        scored = int(not getattr(backend, "all_dense", False))
         left = 0  # where the last layer left what is to be added to the residual
         for layer in self.layers:
-            cpu_layer.before(*layer.before, left, rows, place)
+            cpu_layer.before(*layer.before, left, rows, place, scored)
             if layer.full:
                 ids = backend.index(index_q, key, gates, layer.layer_id, layer.topk)
             seen = backend.attend(layer.layer_id, absorbed, q_rope, row, ids, layer.scale)
