@@ -57,10 +57,10 @@ class Reply:
         """From the JSON of one answer."""
         meta = answer["meta_info"]
         return cls(
-            tokens=list(answer["output_ids"]),
+            tokens=list(answer.get("output_ids") or []),
             logprobs=[entry[0] for entry in meta.get("output_token_logprobs") or []],
             prompt_logprobs=[entry[0] for entry in (meta.get("input_token_logprobs") or [])[1:]],
-            cached=meta["cached_tokens"],
+            cached=meta.get("cached_tokens", 0),
             finish=meta["finish_reason"],
         )
 

@@ -19,7 +19,7 @@ from tests.servers import Server
 
 # NOTE: SGLang compares its books with the pools in every step, and ends the server where they differ.
 STRICT: dict[str, str | None] = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"}
-LEDGER = ("--policy", "vllm-ledger", "--max-num-seqs", "32")
+LEDGER = ("--scheduler", "ledger", "--max-num-seqs", "32")
 
 
 def _ledger(budget: int, pool: int, *more: str) -> tuple[str, ...]:
@@ -27,8 +27,8 @@ def _ledger(budget: int, pool: int, *more: str) -> tuple[str, ...]:
 
 
 SERVERS: dict[str, tuple[str, ...]] = {
-    "stock": ("--policy", "sglang", "--max-total-tokens", "40960"),
-    "wide": _ledger(2048, 40960, "--enable-metrics", "--enable-cache-report"),
+    "stock": ("--policy", "sglang", "--max-total-tokens", "16384"),
+    "wide": _ledger(2048, 16384, "--enable-metrics", "--enable-cache-report"),
     "narrow": _ledger(128, 7168),
     "plain": _ledger(32, 7168, "--disable-overlap-schedule", "--no-decode-first"),
     "storm": _ledger(128, 1024, "--enable-metrics"),

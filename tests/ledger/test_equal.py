@@ -2,7 +2,7 @@
 
 | server  | budget | pool   | overlap | decode first | what                                            |
 |---------|--------|--------|---------|--------------|-------------------------------------------------|
-| wide    |  2,048 | 40,960 |   on    |     on       | crowd, crowd again (prefix hits), features      |
+| wide    |  2,048 | 16,384 |   on    |     on       | crowd, crowd again (prefix hits), features      |
 | narrow  |    128 |  7,168 |   on    |     on       | crowd, features: chunks, mixed steps            |
 | plain   |     32 |  7,168 |   off   |     off      | crowd: a budget below the page                  |
 | storm   |    128 |  1,024 |   on    |     on       | storm: preemptions, penalties; aborts           |
