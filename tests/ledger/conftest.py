@@ -23,12 +23,17 @@ def _turn(item: pytest.Item) -> int:
     return -1 if mark is None else list(SERVERS).index(mark.args[0])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order this folder's tests by server, across modules; everybody else's stay where they are."""
-    places = [i for i, item in enumerate(items) if item.path.parent == HERE]
+def in_turn(items: list[pytest.Item], folder: Path) -> None:
+    """Order a folder's tests by server, across modules; everybody else's stay where they are."""
+    places = [i for i, item in enumerate(items) if item.path.parent == folder]
     ordered = sorted((items[i] for i in places), key=_turn)
     for place, item in zip(places, ordered, strict=True):
         items[place] = item
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """This folder's tests in the order of their servers."""
+    in_turn(items, HERE)
 
 
 @pytest.fixture(scope="package")

@@ -122,7 +122,6 @@ def test_aborts_at_random_times(hall: Hall, expected: dict[str, Reply], name: st
             end = time.monotonic() + 5
             while totals(server)["steps"] < until and time.monotonic() < end:
                 time.sleep(0.01)
-            # NOTE: a rid is a prefix for SGLang; these are no prefixes of one another but for storm1 and storm10 ...
             post(server, "/abort_request", {"rid": f"{victim}-{seed}"})
 
     asked = [Case(f"{case.name}-{seed}", case.ids, 48, sampling=case.sampling) for case in cases]

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.equality.stage import Stage
+from tests.ledger.conftest import hall, in_turn, pytest_configure
+
+__all__ = ["hall", "pytest_configure"]
+
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order this folder's tests by ledger server; those that ask none come first."""
+    in_turn(items, HERE)
 
 
 @pytest.fixture(scope="package")

@@ -7,6 +7,9 @@ import pytest
 from tests.equality.prompts import prompt
 from tests.equality.serving import Ask
 from tests.equality.stage import Stage
+from tests.ledger.client import Case, drained, post
+from tests.ledger.client import ask as ask_server
+from tests.ledger.hall import Hall
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -30,3 +33,17 @@ def test_cached_without_logprobs_then_asked_with(stage: Stage, length: int) -> N
     after = running.alone(ask)
     assert after.prompt_logprobs == fresh.prompt_logprobs
     assert after.tokens == plain.tokens == fresh.tokens
+
+
+@pytest.mark.hall("narrow")
+def test_under_the_ledger(hall: Hall) -> None:
+    server = hall.server("narrow")
+    for length in (33, 65, 130, 300):
+        post(server, "/flush_cache")
+        plain = ask_server(server, Case(f"r38 {length}", tuple(prompt(length, "R38")), 8))
+        case = Case(f"r38 {length}", tuple(prompt(length, "R38")), 8, logprobs=True)
+        after, again = ask_server(server, case), ask_server(server, case)
+        assert len(after.prompt_logprobs) == length - 1
+        assert after.prompt_logprobs == pytest.approx(again.prompt_logprobs, abs=1e-5)
+        assert after.tokens == again.tokens == plain.tokens
+    drained(server)
