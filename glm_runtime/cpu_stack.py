@@ -83,7 +83,7 @@ def install(model: torch.nn.Module) -> None:
     """Let `model.model.forward` run the stack where the batch allows it."""
     stack: Any = model.model
     original = stack.forward
-    built: list[Stack] = []
+    built = Stack(stack)
 
     def forward(
         input_ids: torch.Tensor,
@@ -92,11 +92,9 @@ def install(model: torch.nn.Module) -> None:
         input_embeds: torch.Tensor | None = None,
         pp_proxy_tensors: Any = None,
     ) -> Any:
-        if not wanted(forward_batch, input_embeds, pp_proxy_tensors):
+        if stack.layers_to_capture or not wanted(forward_batch, input_embeds, pp_proxy_tensors):
             return padded(original, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
-        if not built:
-            built.append(Stack(stack))
-        return built[0](stack.embed_tokens(input_ids), positions)
+        return built(stack.embed_tokens(input_ids), positions)
 
     stack.forward = forward
     head: Any = model.lm_head
@@ -132,6 +130,7 @@ def wanted(forward_batch: Any, input_embeds: torch.Tensor | None, pp_proxy_tenso
         input_embeds is None
         and pp_proxy_tensors is None
         and forward_batch.spec_info is None
+        and not any(forward_batch.lora_ids or ())
         and not forward_batch.can_run_tbo
         and not forward_batch.forward_mode.is_idle()
         and get_global_indexer_capturer() is None
