@@ -35,7 +35,7 @@ from attention.batch import AttentionBatch
 from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.indexer.metadata import ChunkMetadata, Int32s, KeyGroup, chunk_metadata
-from attention.indexer.ragged import _check as check
+from attention.indexer.ragged import check
 from attention.indexer.split import LOGIT_BYTES, scratch_shape, split_chunks, workspace_rows
 from attention.kernels import cpu_chunk
 from attention.kernels.cpu_chunk import SPARE, TILE, Span

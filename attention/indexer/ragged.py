@@ -47,17 +47,18 @@ def select(
         ValueError: naming the argument that does not fit.
         ScratchTooSmall: when not even one row of scores fits.
     """
-    n = _check(batch, q, head_weights, cache, topk)
+    n = check(batch, q, head_weights, cache, topk)
     if out is None:
-        out = torch.empty((n, topk), dtype=torch.int32)
+        out = torch.empty((n, topk), dtype=torch.int32, device=q.device)
     elif out.shape != (n, topk) or out.dtype != torch.int32 or not out.is_contiguous():
         raise ValueError(f"out: a contiguous int32 [{n}, {topk}] tensor is needed")
     scratch.clear()
-    kernels.active().select(batch, q.contiguous(), head_weights.contiguous(), cache, topk, scratch, out)
+    kernels.active(q).select(batch, q.contiguous(), head_weights.contiguous(), cache, topk, scratch, out)
     return out
 
 
-def _check(batch: AttentionBatch, q: Tensor, head_weights: Tensor, cache: IndexCache, topk: int) -> int:
+def check(batch: AttentionBatch, q: Tensor, head_weights: Tensor, cache: IndexCache, topk: int) -> int:
+    """Rows of q. Raises ValueError naming the argument that does not fit."""
     if q.dim() != 3 or q.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"q: [n, heads, d] float32 or bfloat16 is needed, not {list(q.shape)} {q.dtype}")
     if q.shape[2] != cache.dim:
