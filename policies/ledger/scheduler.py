@@ -43,7 +43,7 @@ from policies.steps import Step, StepLog
 
 
 class PartialSkippingStreamer(SchedulerOutputStreamer):
-    """SGLang's streamer, silent for every half-done prompt (SGLang's own knows of one)."""
+    """SGLang's streamer, silent for half-done prompts (SGLang's own knows of one) and for dropped results."""
 
     silent: frozenset[int] = frozenset()
 
@@ -463,7 +463,10 @@ class LedgerScheduler(Scheduler):
             super().process_batch_result(batch, result)
             return
         plan, step = self._plans.popleft()
-        self.output_streamer.silent = frozenset(id(request.handle) for request in plan.chunks)
+        silent = {id(request.handle) for request in plan.chunks}
+        if self._lost:  # whose result is dropped has nothing to say either
+            silent |= {id(req) for req in batch.reqs if req.is_retracted}
+        self.output_streamer.silent = frozenset(silent)
         super().process_batch_result(batch, result)
         self.output_streamer.silent = frozenset()
         self._fold(plan, batch)
