@@ -17,6 +17,7 @@ from attention import flags as attention_flags
 from glm_runtime import ending, quiet, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
+from glm_runtime.memory import PAGE_SIZE
 from glm_runtime.threads import OMP_VARIABLES, binding, threads_per_rank, usable_cores
 from policies.base import FLAGS, Policy
 from policies.ledger.flags import Usage, flag_of
@@ -168,7 +169,9 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
     seqs, tokens = request.knobs["max_num_seqs"], request.knobs["max_num_batched_tokens"]
     if server_args.max_running_requests is None:
         server_args.max_running_requests = seqs
-    server_args.chunked_prefill_size = tokens
+    # NOTE: SGLang wants whole pages here; the ledger's own budget may end inside one.
+    page = server_args.page_size or PAGE_SIZE
+    server_args.chunked_prefill_size = -(-tokens // page) * page
     if request.knobs["scheduling_policy"] == "priority":
         server_args.enable_priority_scheduling = True
         server_args.schedule_low_priority_values_first = True
