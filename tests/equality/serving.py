@@ -106,6 +106,11 @@ class Serving:
             raise StartError("flush_cache was refused")
         return self
 
+    def report(self) -> dict[str, Any]:
+        """What the scheduler process of the first rank says it runs, as in GET /policy."""
+        found: dict[str, Any] = self._call(call="report")[0]
+        return found
+
     def close(self) -> None:
         """End the engine and its processes."""
         assert self._process.stdin is not None and self._process.stdout is not None

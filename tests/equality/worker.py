@@ -1,6 +1,6 @@
 """One engine in a process of its own, driven by JSON lines.
 
-    stdin   {"call": "generate", "asks": [...]} | {"call": "flush"}          one line a call
+    stdin   {"call": "generate", "asks": [...]} | {"call": "flush"} | {"call": "report"}      one line a call
     stdout  {"ready": true} once, then {"result": ...} | {"error": "..."}    one line an answer
 
     python -m tests.equality.worker '{"dtype": "float32", ...}'              keyword arguments of glm_runtime.Engine
@@ -95,7 +95,9 @@ def _answer(engine: Any, call: Json) -> Any:
         return engine.loop.run_until_complete(generate(engine, call["asks"]))
     if call["call"] == "flush":
         return flush(engine)
-    raise ValueError(f"call: {call['call']!r} is not generate or flush")
+    if call["call"] == "report":
+        return [state["glm_runtime"] for state in engine.get_server_info()["internal_states"]]
+    raise ValueError(f"call: {call['call']!r} is not generate, flush or report")
 
 
 def serve(flags: Json, calls: TextIO, answers: TextIO) -> None:
