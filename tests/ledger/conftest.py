@@ -18,9 +18,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hall(name): asks this server of tests/ledger/hall.py")
 
 
-def _turn(item: pytest.Item) -> int:
+def _turn(item: pytest.Item) -> tuple[int, bool]:
+    """Place of a test: its server, and first those that need the stock server's answers, which are asked once."""
     mark = item.get_closest_marker("hall")
-    return -1 if mark is None else list(SERVERS).index(mark.args[0])
+    turn = -1 if mark is None else list(SERVERS).index(mark.args[0])
+    return turn, "expected" not in getattr(item, "fixturenames", ())
 
 
 def in_turn(items: list[pytest.Item], folder: Path) -> None:
