@@ -125,8 +125,8 @@ def _run(
         raise ValueError(f"q_rope: [{n}, {heads}, {ROPE_DIM}] {q_nope.dtype} is needed, not {list(q_rope.shape)}")
     if ids.dim() != 2 or ids.shape[0] != n or ids.dtype != torch.int32:
         raise ValueError(f"topk_ids: int32 [{n}, k] is needed, not {list(ids.shape)} {ids.dtype}")
-    out = torch.empty((n, heads, NOPE_DIM), dtype=q_nope.dtype)
-    lse = torch.empty((n, heads), dtype=torch.float32)
+    out = torch.empty((n, heads, NOPE_DIM), dtype=q_nope.dtype, device=q_nope.device)
+    lse = torch.empty((n, heads), dtype=torch.float32, device=q_nope.device)
     scratch.clear()
-    kernels.active().attend(batch, q_nope, q_rope, cache, ids.contiguous(), scale, scratch, out, lse)
+    kernels.active(q_nope).attend(batch, q_nope, q_rope, cache, ids.contiguous(), scale, scratch, out, lse)
     return (out, lse) if return_lse else out

@@ -22,15 +22,15 @@ class ScratchTooSmall(ValueError):
 
 
 class Scratch:
-    """A bump allocator over one uint8 tensor of ``nbytes`` on the CPU.
+    """A bump allocator over one uint8 tensor of ``nbytes`` on ``device``.
 
     ``peak`` is the largest number of bytes ever in use. Raises ``ValueError`` for a size below 4 KiB.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, device: torch.device | str = "cpu") -> None:
         if nbytes < 1 << 12:
             raise ValueError(f"scratch: {nbytes} bytes; at least {1 << 12} are needed")
-        raw = torch.empty(nbytes + _ALIGN, dtype=torch.uint8)
+        raw = torch.empty(nbytes + _ALIGN, dtype=torch.uint8, device=device)
         shift = -raw.data_ptr() % _ALIGN
         self._bytes = raw[shift : shift + nbytes]
         self._base = self._bytes.data_ptr()

@@ -5,7 +5,8 @@ attend(batch | None, q_nope, q_rope, cache, ids, scale, scratch, out, lse) spars
 gather(cache, slots, out)                                                  latent rows in one float type
 
 cpu        compiled; bounded scratch; the same bits for a row in whatever batch it runs
-reference  plain torch; what the other is measured against
+reference  plain torch; what the others are measured against
+triton     for tensors on a GPU, chosen by the device of the call; not yet run on one
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from attention.layouts import IndexCache, LatentCache
 from attention.scratch import Scratch
 
 NAMES = ("cpu", "reference")
+GPU = "triton"
 
 
 class Kernels(Protocol):
@@ -57,8 +59,9 @@ _active: Kernels | None = None
 
 def import_kernels(name: str) -> Kernels:
     """The named module. Raises ``ValueError`` for an unknown name."""
-    if name not in NAMES:
-        raise ValueError(f"kernels: {name!r} is unknown; known: {', '.join(NAMES)}")
+    known = (*NAMES, GPU)
+    if name not in known:
+        raise ValueError(f"kernels: {name!r} is unknown; known: {', '.join(known)}")
     return cast(Kernels, import_module(f"attention.kernels.{name}"))
 
 
@@ -69,6 +72,8 @@ def use(name: str) -> Kernels:
     return _active
 
 
-def active() -> Kernels:
-    """The module in use; ``cpu`` until ``use`` is called."""
+def active(near: Tensor | None = None) -> Kernels:
+    """The module in use, ``cpu`` until ``use`` is called; ``triton`` for a call with a tensor ``near`` on a GPU."""
+    if near is not None and near.is_cuda:
+        return import_kernels(GPU)
     return _active or use("cpu")

@@ -127,7 +127,7 @@ def variants(capability: int) -> Iterator[Variant]:
                     f"sparse MLA {name} {'paged' if paged else 'rows'} {shape.heads} heads",
                     triton_attend.attend_kernel,
                     _types(
-                        f"*bf16 *bf16 *{value} *fp32 *bf16 fp32 *i32 *i32 *i32 *bf16 *fp32 i32 i32 i32 i64 i64 i64 i64 "
+                        f"*bf16 *bf16 *{value} *fp32 *bf16 fp32 *i32 *i32 *i32 *bf16 *fp32 i32 i32 i32 i32 i32 i32 i32 "
                         "i32 i32 fp32",
                         triton_attend.attend_kernel,
                     ),

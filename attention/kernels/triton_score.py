@@ -138,7 +138,7 @@ def paged_kernel(
 
 def padded_heads(heads: int) -> int:
     """Heads of the product: a power of two, at least 16, the narrowest that tensor cores take."""
-    return max(16, triton.next_power_of_2(heads))
+    return max(16, int(triton.next_power_of_2(heads)))
 
 
 def score_gathered(

@@ -52,7 +52,7 @@ def test_every_launched_variant_is_built_without_spills(
         built = build(variant, capability)
         record_property(
             f"{built.variant} sm_{capability}",
-            f"{built.registers} registers, {built.shared} B shared, {built.spills} B spilled, {built.tensor} tensor columns",
+            f"{built.registers} registers, {built.shared} B shared, {built.spills} B spilled, {built.tensor} columns",
         )
         check(built)
 
@@ -79,3 +79,21 @@ def test_products_run_on_the_tensor_cores() -> None:
     hopper, blackwell = (build(named[capability], capability).ptx for capability in (90, 100))
     assert "wgmma.mma_async" in hopper and "e4m3.e4m3" in hopper
     assert "tcgen05.mma" in blackwell and "kind::f8f6f4" in blackwell
+
+
+def test_gpu_check_without_a_gpu_says_so() -> None:
+    done = run(["-m", "benchmarks.gpu_check"], CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (0, "no GPU here\n"), done.stderr[-2000:]
+
+
+def test_gpu_check_itself_runs_in_the_interpreter() -> None:
+    start = "from tests.attention.triton_interpreter import repair; repair(); import sys; "
+    code = start + "from benchmarks.gpu_check import main; sys.exit(main(['--device', 'cpu']))"
+    done = run(["-c", code], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "sparse MLA fp8_packed" in done.stdout and " NO " not in done.stdout
+
+
+def test_gpu_check_refuses_the_cpu_outside_the_interpreter() -> None:
+    done = run(["-m", "benchmarks.gpu_check", "--device", "cpu"], TRITON_INTERPRET="0")
+    assert done.returncode == 2 and "TRITON_INTERPRET=1" in done.stderr
