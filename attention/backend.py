@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import psutil
 import torch
 import torch.nn.functional as F
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -286,6 +287,7 @@ def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any]) -> Geometry:
         ranks=parallel.tp_size,
         rank=parallel.tp_rank,
         exchange=partial(all_gather_rows, group=parallel.tp_group.device_group) if shared else None,
+        free_bytes=psutil.virtual_memory().available,
     )
 
 

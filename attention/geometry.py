@@ -28,6 +28,7 @@ class Geometry:
         knobs: effective settings by name (`attention.flags`).
         ranks, rank: tensor-parallel group. exchange: fills an int32 [rows, topk] of which this rank has its own part,
             given the rows of each rank; None with one rank.
+        free_bytes: memory free when the slots are made; None: unknown.
     """
 
     max_model_len: int
@@ -43,6 +44,15 @@ class Geometry:
     ranks: int = 1
     rank: int = 0
     exchange: Exchange | None = None
+    free_bytes: int | None = None
+
+    def afford(self, nbytes: int, what: str, flag: str) -> None:
+        """Raises ValueError, naming what is asked for and the way out, where `nbytes` exceed the free memory."""
+        if self.free_bytes is not None and nbytes > self.free_bytes:
+            raise ValueError(
+                f"{what} needs {nbytes / 2**20:.0f} MiB, {self.free_bytes / 2**20:.0f} MiB are free; "
+                f"lower {flag} or --max-total-tokens"
+            )
 
     def step_rows(self, rows: int) -> int:
         """`rows` of a workspace, cut to what a step can fill: contexts of all requests, or every slot of the pool.

@@ -89,6 +89,8 @@ class Workspace:
         self.rows = geometry.step_rows(rows)
         self.topk = geometry.topk
         self.dtype = row_dtype(geometry.latent_kind, geometry.dtype)
+        need = self.rows * LATENT_DIM * self.dtype.itemsize
+        geometry.afford(need, "the prefill workspace", "--sparse-mla-prefill-workspace-factor")
         # NOTE: pages of this buffer become real memory when they are first written.
         self.buffer = torch.empty((self.rows, LATENT_DIM), dtype=self.dtype)
         self.counters = Counters()

@@ -5,8 +5,10 @@
                           pages   0..pos    groups of requests -> keys gathered once -> query slices, top-k each
 
     keys     fixed buffer of W rows           W = min(max_model_len * 8 * factor, what a step can fill), split.py
-    logits   fixed buffer of the cap's bytes  | query slice: rows x sum N ........ | spare |
+    logits   fixed buffer within the cap      | query slice: rows x sum N ........ | spare |
                                               | running best | key slice ... | spare |       one row above the cap
+
+A query slice is scored 64 rows at a time, so the buffer holds 64 rows where the cap would allow more.
 
 A request of one row reads its pages like `ragged`; one whose context is not above topk is not scored (`dense.py`). All
 others are cut by `split_chunks`. With the strict cap (default) a row longer than the logits buffer, or a context longer
@@ -36,7 +38,7 @@ from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.indexer.metadata import ChunkMetadata, Int32s, KeyGroup, chunk_metadata
 from attention.indexer.ragged import check
-from attention.indexer.split import LOGIT_BYTES, scratch_shape, split_chunks, workspace_rows
+from attention.indexer.split import LOGIT_BYTES, scratch_shape, scratch_width, split_chunks, workspace_rows
 from attention.kernels import cpu_chunk
 from attention.kernels.cpu_chunk import SPARE, TILE, Span
 from attention.layouts import IndexCache
@@ -120,8 +122,12 @@ class QChunk:
                 f"of {self.topk}; {spare + LOGIT_BYTES} are the least"
             )
         self.cap = cap - spare
+        room = min(cap // LOGIT_BYTES, TILE * (scratch_width(self.rows) + self.topk + SPARE))
+        key_bytes = self.form.key_bytes + (LOGIT_BYTES if self.form.scaled else 0)
+        need = LOGIT_BYTES * room + blocks * cpu_chunk.BLOCK * key_bytes
+        geometry.afford(need, "the indexer's workspace", "--sparse-mla-prefill-workspace-factor")
         # NOTE: pages of these buffers become real memory when they are first written.
-        self.logits = torch.empty(cap // LOGIT_BYTES, dtype=torch.float32)
+        self.logits = torch.empty(room, dtype=torch.float32)
         self.keys = torch.empty(blocks * cpu_chunk.BLOCK * self.form.key_bytes, dtype=torch.uint8)
         self.scales = torch.empty(blocks * cpu_chunk.BLOCK if self.form.scaled else 0, dtype=torch.float32)
         self.counters = Counters()

@@ -157,6 +157,12 @@ def test_a_cap_below_one_score_is_refused() -> None:
         QChunk(geometry(case), max_logits_bytes=LEAST - 1)
 
 
+def test_a_step_that_never_fills_the_cap_does_not_pay_for_it() -> None:
+    case = make([(3, 100)])
+    slot = QChunk(geometry(case), max_logits_bytes=1 << 30)
+    assert slot.facts()["indexer_logits_bytes"] < 1 << 17
+
+
 @pytest.mark.parametrize("change", [{"topk": 8}, {"dtype": torch.bfloat16}, {"index_kind": "bfloat16"}])
 def test_another_geometry_is_refused(change: dict[str, object]) -> None:
     case = make([(3, 100)])
