@@ -184,7 +184,7 @@ class PaddedHead:
         return logits[: x.shape[0]]
 
 
-def install(model: torch.nn.Module, packing: bool) -> None:
+def install(model: Any, packing: bool) -> None:
     """Give `model` (SGLang's GlmMoeDsaForCausalLM) its row padding and, if asked, packed weights."""
     from sglang.srt.layers.linear import LinearBase
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE

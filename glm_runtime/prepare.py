@@ -159,8 +159,8 @@ def set_environment(request: RuntimeConfig, ranks: int) -> None:
 def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> None:
     """Values of SGLang's arguments that follow from the request, written before SGLang resolves them.
 
-    On CPU "auto" becomes the dtype that `refuse.model_dtype` names. Under the ledger SGLang's own limits are made to fit:
-    rows for every request it may run, buffers for its largest step.
+    On CPU "auto" becomes the dtype that `refuse.model_dtype` names. Under the ledger SGLang's own limits are made to
+    fit: rows for every request it may run, buffers for its largest step.
     """
     if request.device == "cpu":
         server_args.dtype = refuse.model_dtype(server_args, config)
