@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.equality.prompts import prompt
-from tests.ledger.cases import STORM
+from tests.ledger.cases import STORM, penalised
 from tests.ledger.client import Case, Reply, ask, drained, together, totals
 from tests.ledger.hall import Hall
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 def test_low_values_go_first_and_last_out(hall: Hall, expected: dict[str, Reply]) -> None:
     """A full pool, priorities mixed: tokens equal; the important ones are preempted less often."""
     server = hall.server("priority")
-    cases = [case for case in STORM if "penalty" not in str(case.sampling)]
+    cases = [case for case in STORM if not penalised(case)]
     asked = [
         Case(case.name, case.ids, 160, case.logprobs, case.sampling, {"priority": i % 2 * 5})
         for i, case in enumerate(cases)
@@ -60,22 +60,23 @@ def test_a_prompt_above_the_pool_is_refused_and_the_next_one_works(hall: Hall) -
 
 @pytest.mark.hall("paced")
 def test_steps_are_sized_by_time(hall: Hall) -> None:
-    """The model learns from real steps, forecasts appear, and contexts that cost more get fewer rows."""
+    """The model learns from real steps; a step above the floor is one that it thinks within the target."""
     server = hall.server("paced")
     cases = [Case(f"paced{i}", tuple(prompt(n, f"ledger/paced/{i}")), 40) for i, n in enumerate((4000, 3000, 20, 20))]
     assert all(len(reply.tokens) == 40 for reply in together(server, cases).values())
     facts = drained(server)
     model = facts["step_time"]
-    assert model["target_ms"] == 40
+    assert model["target_ms"] == 200
     assert model["steps"] == facts["steps"]
     assert any(model["coefficients"])
     steps = hall.steps("paced")
     forecast = [step for step in steps if step["predicted_ms"] is not None]
     assert len(forecast) >= len(steps) - 2
-    prefills = [step for step in steps if step["prefill_tokens"] >= 64]
-    assert len({step["prefill_tokens"] for step in prefills}) > 2, "the steps were not sized one by one"
-    assert max(step["prefill_tokens"] for step in steps) < 2048
-    assert all(step["prefill_tokens"] >= 64 or step["chunks"] == 0 for step in prefills)
+    floor = 64  # rows that a step may always take, whatever the forecast
+    sized = [step for step in forecast if step["prefill_tokens"] > floor]
+    assert all(step["predicted_ms"] <= 200 * 1.001 for step in sized), "a forecast above the target was chosen"
+    assert all(step["prefill_tokens"] >= floor for step in steps if step["chunks"] and step["admitted"] == 0)
+    assert len({step["prefill_tokens"] for step in steps}) > 2, "the steps were not sized one by one"
     text = server.raw("/metrics")
     line = next(line for line in text.splitlines() if line.startswith("glm_runtime:step_time_error"))
     assert float(line.rsplit(" ", 1)[1]) == pytest.approx(model["error"], rel=1e-3)
