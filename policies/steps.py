@@ -32,6 +32,7 @@ class Step:
         rows: request id -> rows; filled only while a file is written.
         prefill_tokens, decode_rows: rows by kind.
         left_out: running decodes that got no row.
+        dense_rows: rows that took attention's dense branch (context not above index_topk); None where it is SGLang's.
         chunks: prompts that stay half way after it.
         admitted, preempted, failed: requests that changed place while it was planned.
         hits: of the admitted, request id -> tokens found in the prefix cache; filled with `rows`.
@@ -49,6 +50,7 @@ class Step:
     prefill_tokens: int
     decode_rows: int
     left_out: int = 0
+    dense_rows: int | None = None
     chunks: int = 0
     admitted: int = 0
     preempted: int = 0

@@ -453,9 +453,13 @@ class LedgerScheduler(Scheduler):
     def run_batch(self, batch: ScheduleBatch, pp_proxy_tensors: Any = None) -> Any:
         """SGLang's; on a CPU, where the forward has ended when it returns, its wall time is the step's."""
         started = time.monotonic()
+        backend = self.tp_worker.model_runner.attn_backend
+        before = getattr(backend, "dense_rows", None)
         result = super().run_batch(batch, pp_proxy_tensors)
         if self._plans and self.device == "cpu":
-            self._plans[-1][1].ms = (time.monotonic() - started) * 1e3
+            step = self._plans[-1][1]
+            step.ms = (time.monotonic() - started) * 1e3
+            step.dense_rows = None if before is None else backend.dense_rows - before
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:

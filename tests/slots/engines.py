@@ -19,6 +19,9 @@ tiny: 1 MiB of index scores (43 rows over 6,000 keys), a workspace of two contex
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from tests.equality.serving import Serving
@@ -27,6 +30,7 @@ POOL: dict[str, Any] = {"max_total_tokens": 12288, "context_length": 8192, "dtyp
 HALF = POOL | {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3", "chunked_prefill_size": 512}
 TINY_LOGITS = {"indexer": "qchunk", "sparse_indexer_max_logits_mb": 1}
 TINY_SPACE = {"prefill_kv": "workspace", "sparse_mla_prefill_workspace_factor": 2}
+STEPS = Path(tempfile.gettempdir()) / f"glm-slots-steps-{os.getpid()}.jsonl"
 LEDGER = {"scheduler": "ledger", "max_num_batched_tokens": 128}
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -39,7 +43,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "ledger-space": POOL | LEDGER | TINY_SPACE,
     "vllm-ledger": POOL
     | {"policy": "vllm-ledger", "max_num_batched_tokens": 128, "sparse_indexer_max_logits_mb": 1}
-    | {"sparse_mla_prefill_workspace_factor": 2},
+    | {"sparse_mla_prefill_workspace_factor": 2, "step_log": str(STEPS)},
     "tp2": POOL
     | {"chunked_prefill_size": 512, "tp_size": 2, "indexer_tp_shard_min_rows": 2}
     | TINY_LOGITS
@@ -68,3 +72,4 @@ class Engines:
         if self._serving is not None:
             self._serving.close()
             self._serving = None
+            STEPS.unlink(missing_ok=True)

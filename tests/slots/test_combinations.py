@@ -7,13 +7,14 @@ the stock slots' tokens and logprobs are the measure.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.equality.prompts import LENGTHS, NEW, crowd, prompt
 from tests.equality.serving import Ask, Reply
-from tests.slots.engines import ENGINES, Engines
+from tests.slots.engines import ENGINES, STEPS, Engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -76,6 +77,20 @@ def test_the_engine_says_what_it_runs_and_did(engines: Engines, name: str) -> No
         assert after["prefill_workspace_rows"] == min(factor * 8192, 12288 + PAGE)
         assert after["prefill_workspace_bytes"] == after["prefill_workspace_rows"] * 576 * 4
         assert after["prefill_rows"]["gathered"] - before["prefill_rows"]["gathered"] >= 1500 - TOPK
+
+
+@pytest.mark.parametrize("name", on("vllm-ledger"))
+def test_the_step_record_tells_dense_rows(engines: Engines, name: str) -> None:
+    """A prompt of 40 and its 3 decoding rows never leave the branch; of one of 100 in one step no row takes it."""
+    running = engines.get(name)
+    past = len(STEPS.read_text().splitlines())
+    before = running.report()["knobs"]["attention"]["rows"]
+    running.alone(Ask(prompt(40, "steps"), 4))
+    running.alone(Ask(prompt(100, "steps"), 4))
+    after = running.report()["knobs"]["attention"]["rows"]
+    steps = [json.loads(line) for line in STEPS.read_text().splitlines()[past:]]
+    assert [step["dense_rows"] for step in steps] == [40, 1, 1, 1, 0, 0, 0, 0]
+    assert {kind: after[kind] - before[kind] for kind in after} == {"dense": 43, "sparse": 103}
 
 
 KEPT: dict[str, list[Reply]] = {}
