@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def variants(capability: int) -> Iterator[Variant]:
             triton_topk.segment_kernel,
             _types("*fp32 *i32 *i32 *i32 *fp32 *i32 i32 i32 i32 i32", triton_topk.segment_kernel),
             {"SEGMENT": triton_topk.SEGMENT, "MAPPED": mapped, "FINAL": final, "SCORED": not final},
-            triton_topk.WARPS,
+            triton_topk.WARPS if final else triton_topk.SCORED_WARPS,
         )
     for name, kind, value in _LATENT:
         yield Variant(
@@ -208,10 +209,11 @@ def _number(pattern: str, report: str) -> int:
 
 
 def main() -> None:
-    """Print the table of all variants."""
+    """Print the table of the variants whose name begins with the first argument; of all without one."""
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     print(f"{'kernel':<42} {'sm':>4} {'registers':>9} {'shared B':>9} {'spilled B':>9} {'stack B':>8} {'tensor':>6}")
     for capability in CAPABILITIES:
-        for variant in variants(capability):
+        for variant in (v for v in variants(capability) if v.name.startswith(wanted)):
             built = build(variant, capability)
             print(
                 f"{built.variant:<42} {capability:>4} {built.registers:>9} {built.shared:>9} {built.spills:>9} "

@@ -24,6 +24,8 @@ from torch import Tensor
 
 SEGMENT = 8192
 WARPS = 8
+SCORED_WARPS = 16
+"""A level that also writes scores needs over 200 registers with 8 warps: one program a multiprocessor either way."""
 
 
 @triton.jit
@@ -31,6 +33,12 @@ def _sortable(x: tl.tensor) -> tl.tensor:
     """uint32 that orders as the float32 x does; -0 and +0 are equal."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def _score_of(key: tl.tensor) -> tl.tensor:
+    """The float32 of a key; -0 comes back as +0."""
+    return tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -62,14 +70,10 @@ def segment_kernel(
     if (count > 0) | (segment == 0):
         inside = lane < count
         score = tl.load(scores + row * scores_stride + begin + lane, mask=inside, other=float("-inf")).to(tl.float32)
-        if MAPPED:
-            name = tl.load(ids + row * ids_stride + begin + lane, mask=inside, other=-1)
-        else:
-            name = begin + lane
+        # NOTE: lanes past the count have key 0, below that of any number, and T is never 0.
+        key = tl.where(inside, _sortable(score), 0)
         take = inside
         if count > k:
-            # NOTE: lanes past the count have key 0, below that of any number, and T is never 0 here.
-            key = tl.where(inside, _sortable(score), 0)
             threshold = tl.full([], 0, tl.uint32)
             bit = tl.full([], 0x80000000, tl.uint32)
             for _ in tl.range(0, 32):
@@ -81,9 +85,14 @@ def segment_kernel(
             want = k - tl.sum(above.to(tl.int32))
             take = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= want))
         place = tl.cumsum(take.to(tl.int32), 0) - 1
+        # Names are read and scores taken back from the keys only here: registers hold no more than keys in the search.
+        if MAPPED:
+            name = tl.load(ids + row * ids_stride + begin + lane, mask=take)
+        else:
+            name = begin + lane
         tl.store(out_ids + target + place, name, mask=take)
         if SCORED:
-            tl.store(out_scores + target + place, score, mask=take)
+            tl.store(out_scores + target + place, _score_of(key), mask=take)
         if FINAL:
             tl.store(out_ids + target + lane, -1, mask=(lane >= kept) & (lane < k))
         elif (length <= begin + SEGMENT) & ((count > 0) | (segment == 0)):
@@ -161,7 +170,7 @@ def topk(
             MAPPED=ids is not None,
             FINAL=final,
             SCORED=kept is not None,
-            num_warps=WARPS,
+            num_warps=WARPS if kept is None else SCORED_WARPS,
         )
         if not final:
             assert kept is not None

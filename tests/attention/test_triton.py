@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from attention import kernels
 from attention.kernels import triton_builds
 from attention.kernels.triton_builds import SHARED_LIMIT, TENSOR_LIMIT, Built, build, variants
 
@@ -87,8 +90,12 @@ def test_gpu_check_without_a_gpu_says_so() -> None:
 
 
 def test_gpu_check_itself_runs_in_the_interpreter() -> None:
-    start = "from tests.attention.triton_interpreter import repair; repair(); import sys; "
-    code = start + "from benchmarks.gpu_check import main; sys.exit(main(['--device', 'cpu']))"
+    """Without sglang and numba, as on a bare GPU machine."""
+    code = (
+        "import sys; sys.modules.update(sglang=None, numba=None); "
+        "from tests.attention.triton_interpreter import repair; repair(); "
+        "from benchmarks.gpu_check import main; sys.exit(main(['--device', 'cpu']))"
+    )
     done = run(["-c", code], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "sparse MLA fp8_packed" in done.stdout and " NO " not in done.stdout
@@ -97,3 +104,10 @@ def test_gpu_check_itself_runs_in_the_interpreter() -> None:
 def test_gpu_check_refuses_the_cpu_outside_the_interpreter() -> None:
     done = run(["-m", "benchmarks.gpu_check", "--device", "cpu"], TRITON_INTERPRET="0")
     assert done.returncode == 2 and "TRITON_INTERPRET=1" in done.stderr
+
+
+def test_calls_with_gpu_tensors_are_served_by_triton() -> None:
+    with FakeTensorMode():
+        there, here = torch.empty(1, device="cuda"), torch.empty(1)
+    assert kernels.active(there) is kernels.import_kernels("triton")
+    assert kernels.active(here) is kernels.active() is not kernels.active(there)
