@@ -4,7 +4,8 @@
     workspace / paged     seconds of one layer's sparse MLA
     1 rank / 2 ranks      seconds of one layer's selection, ids exchanged over gloo; each rank on a core of its own
 
-Ratios of slots are of the best of several interleaved rounds; milliseconds are medians. `rows` of one prompt at the end of a context of `keys`, 32 index heads, top-k 512.
+Ratios of slots are of the best of several interleaved rounds; milliseconds are medians. `rows` of one prompt at the end
+of a context of `keys`, 32 index heads, top-k 512.
 """
 
 from __future__ import annotations
