@@ -90,6 +90,7 @@ class LedgerScheduler(Scheduler):
         self._chunked: list[Any] = []  # half-done prompts that ran in the last step
         self._aborting: list[Any] = []
         self._resting: ScheduleBatch | None = None  # decode rows that sat out the last step
+        self._ended = False  # somebody ended since the running batch was last filtered
         self._lost: dict[str, int] = {}  # preempted requests: tokens that had been computed
         self._last_result = 0.0  # monotonic seconds; on a GPU steps are timed from result to result
         super().__init__(*args, **kwargs)
@@ -174,6 +175,16 @@ class LedgerScheduler(Scheduler):
         return _Pending(tokens) if tokens else None
 
     # Requests in ----------------------------------------------------------------------------------------------------
+
+    def init_req_max_new_tokens(self, req: Any) -> None:
+        """SGLang cuts `max_new_tokens` to what the pool can hold; a request that it leaves nothing is told so."""
+        asked = req.sampling_params.max_new_tokens
+        super().init_req_max_new_tokens(req)
+        if asked != 0 and req.sampling_params.max_new_tokens == 0 and req.to_finish is None:
+            prompt, pool = len(req.origin_input_ids), self.max_total_num_tokens
+            req.set_finish_with_abort(
+                f"The prompt of {prompt} tokens leaves no room for output in the KV pool of {pool} tokens."
+            )
 
     def _set_or_validate_priority(self, req: Any) -> bool:
         """A request without a priority has priority 0, as in vLLM; SGLang would put it behind all others."""
@@ -302,7 +313,9 @@ class LedgerScheduler(Scheduler):
         if self._resting is not None:
             running = self._merge(running, self._resting)
             self._resting = None
-        running.filter_batch()
+        if self._ended:
+            running.filter_batch()
+            self._ended = False
         return running
 
     @staticmethod
@@ -464,6 +477,7 @@ class LedgerScheduler(Scheduler):
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
         if not self._plans:
+            self._ended = True
             super().process_batch_result(batch, result)
             return
         plan, step = self._plans.popleft()
@@ -493,6 +507,7 @@ class LedgerScheduler(Scheduler):
         dropped: dict[Request, int] = {}
         for req in batch.reqs:
             if req.finished():
+                self._ended = True
                 entry = entries.get(req.rid)
                 if entry is not None and entry.handle is req:
                     ended.append(entry)

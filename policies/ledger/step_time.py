@@ -67,7 +67,7 @@ class StepTime:
         ms = max(ms, _LEAST_MS)
         if self.steps:
             blame = abs(self.predict(load) / ms - 1)
-            self.error = blame if self.steps == 1 else self.memory * self.error + (1 - self.memory) * blame
+            self.error += (blame - self.error) * max(1 - self.memory, 1 / self.steps)
         self.steps += 1
         row = [x / ms for x in _row(load)]
         for i, x in enumerate(row):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.equality.prompts import prompt
 from tests.ledger.cases import STORM, penalised
-from tests.ledger.client import Case, Reply, ask, drained, together, totals
+from tests.ledger.client import Case, Reply, ask, drained, settled, together, totals
 from tests.ledger.hall import Hall
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -77,6 +77,7 @@ def test_steps_are_sized_by_time(hall: Hall) -> None:
     assert all(step["predicted_ms"] <= 200 * 1.001 for step in sized), "a forecast above the target was chosen"
     assert all(step["prefill_tokens"] >= floor for step in steps if step["chunks"] and step["admitted"] == 0)
     assert len({step["prefill_tokens"] for step in steps}) > 2, "the steps were not sized one by one"
+    model = settled(server)["step_time"]
     text = server.raw("/metrics")
     line = next(line for line in text.splitlines() if line.startswith("glm_runtime:step_time_error"))
     assert float(line.rsplit(" ", 1)[1]) == pytest.approx(model["error"], rel=1e-3)
