@@ -62,7 +62,7 @@ def _fold(acc: tl.tensor, keep: tl.tensor, p: tl.tensor, k: tl.tensor) -> tl.ten
     return tl.dot(p, k, acc * keep[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "table_width"])
 def attend_kernel(
     q_nope: tl.tensor,
     q_rope: tl.tensor,

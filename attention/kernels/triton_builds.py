@@ -123,13 +123,17 @@ def variants(capability: int) -> Iterator[Variant]:
         )
     for shape in triton_attend.SHAPES[capability // 10].values():
         for name, kind, value in _LATENT:
-            for paged in (False, True):
+            for reads, paged, result in (
+                ("rows", False, "bf16"),
+                ("paged", True, "bf16"),
+                ("paged shares", True, "fp32"),
+            ):
                 yield Variant(
-                    f"sparse MLA {name} {'paged' if paged else 'rows'} {shape.heads} heads",
+                    f"sparse MLA {name} {reads} {shape.heads} heads",
                     triton_attend.attend_kernel,
                     _types(
-                        f"*bf16 *bf16 *{value} *fp32 *bf16 fp32 *i32 *i32 *i32 *bf16 *fp32 i32 i32 i32 i32 i32 i32 i32 "
-                        "i32 i32 fp32",
+                        f"*bf16 *bf16 *{value} *fp32 *bf16 fp32 *i32 *i32 *i32 *{result} *fp32 i32 i32 i32 i32 i32 i32 "
+                        "i32 i32 i32 fp32",
                         triton_attend.attend_kernel,
                     ),
                     {

@@ -97,7 +97,7 @@ def load_rope(
         return (raw.to(tl.float32) * layer_scale).to(tl.bfloat16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def latent_kernel(
     values: tl.tensor,
     scales: tl.tensor,
@@ -123,7 +123,7 @@ def latent_kernel(
     tl.store(target + at[None, :], rope.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def index_kernel(
     values: tl.tensor,
     scales: tl.tensor,

@@ -18,7 +18,7 @@ from torch import Tensor
 WARPS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def remap_kernel(
     topk: tl.tensor,
     request: tl.tensor,

@@ -55,7 +55,7 @@ def _row_scores(
     return tl.sum(tl.maximum(dots, 0.0) * w[None, :], axis=1) * key_scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "total_keys"])
 def gathered_kernel(
     q: tl.tensor,
     weights: tl.tensor,
@@ -93,7 +93,7 @@ def gathered_kernel(
             tl.store(out + i * out_stride + (n - start), found, mask=seen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def paged_kernel(
     q: tl.tensor,
     weights: tl.tensor,
