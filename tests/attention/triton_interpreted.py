@@ -334,6 +334,17 @@ def test_sparse_mla_of_raw_fp8_rows() -> None:
     close_attention((out, lse), plain_attention(None, case, wide, ids))
 
 
+@pytest.mark.parametrize("shape", [None, WIDE])
+def test_sparse_mla_goes_over_tiles_without_an_id(shape: triton_attend.Shape | None) -> None:
+    case = make([(2, 90)], "bfloat16", BF16, heads=4)
+    slots = case.batch.context_slots(0)
+    ids = torch.full((2, 150), -1, dtype=torch.int32)
+    ids[0, 70], ids[1, 40], ids[1, 149] = slots[5], slots[80], slots[0]
+    out, lse = torch.empty((2, 4, 512), dtype=BF16), torch.empty((2, 4))
+    triton_attend.attend(case.q_nope, case.q_rope, case.latent.buffer, ids, 0.04, out, lse, shape=shape)
+    close_attention((out, lse), plain_attention(None, case, case.latent, ids))
+
+
 def test_sparse_mla_takes_strided_queries_and_padding_rows() -> None:
     case = make([(2, 70)], "bfloat16", BF16, heads=4)
     both = torch.randn((5, 4, 576), generator=torch.Generator().manual_seed(3)).to(BF16)
