@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -257,6 +260,35 @@ def test_remap_is_the_plain_remap(
     )
     assert out.tolist() == wanted.tolist()
     assert counts.tolist() == wanted_counts.tolist()
+
+
+def test_remap_gives_the_golden_ids(shared: Path) -> None:
+    cases = json.loads((shared / "golden" / "topk_index_remap_open.json").read_text())["cases"]
+    assert cases
+    for case in cases:
+        topk, request, table, starts, prefill = (
+            None if case[name] is None else torch.tensor(case[name], dtype=torch.int32)
+            for name in ("topk", "req_id", "block_table", "workspace_starts", "prefill_request_id")
+        )
+        out, counts = torch.empty_like(topk), torch.empty_like(request)
+        triton_remap.remap(
+            topk,
+            request,
+            prefill,
+            table,
+            case["block_size"],
+            case["block_stride_rows"],
+            starts,
+            case["workspace_rank_stride"] or 0,
+            out,
+            counts,
+            case["dcp_size"],
+            case["dcp_rank"],
+            case["interleave"],
+            case["compact_to_front"],
+        )
+        assert out.tolist() == case["out"], case["id"]
+        assert counts.tolist() == case["valid_counts"], case["id"]
 
 
 # ---- sparse MLA --------------------------------------------------------------------------------------------------
