@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from attention import paged
 from attention.batch import AttentionBatch
@@ -114,7 +114,9 @@ def _rank(rank: int, ranks: int, folder: str, rows: int, keys: int, rounds: int)
     torch.manual_seed(0)
     batch, cache, scratch = batch_of(rows, keys), index_cache("float32", keys), Scratch(64 << 20)
     q, weights = queries(rows, "float32")
-    exchange = partial(all_gather_rows, group=dist.group.WORLD)
+    world = dist.group.WORLD
+    assert world is not None, "made just above"
+    exchange = partial(all_gather_rows, group=world)
     shared = geometry(
         batch, "float32", knobs={"indexer_tp_shard_min_rows": ranks}, ranks=ranks, rank=rank, exchange=exchange
     )
@@ -141,7 +143,7 @@ def shard(report: Report, rows: int, keys: int, rounds: int, ranks: int = 2) -> 
         print(f"row shard: left out, {ranks} cores are needed")
         return
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (ranks, folder, rows, keys, rounds), nprocs=ranks)
+        spawn(_rank, (ranks, folder, rows, keys, rounds), nprocs=ranks)
         times, equal = torch.load(Path(folder) / "times.pt", weights_only=False)
     gain = median(times["every rank scores all"]) / median(times["rows shared"])
     best = min(times["every rank scores all"]) / min(times["rows shared"])
