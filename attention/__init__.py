@@ -2,6 +2,7 @@
 
 layouts, batch, scratch    what memory looks like
 indexer/                   which keys a query row reads
-paged, workspace, dense    how it reads them
+paged, workspace_slot,     how it reads them; workspace and topk_remap plan the second, dense is the short cut
+dense
 kernels/                   the arithmetic, one file a machine
 """
