@@ -142,7 +142,10 @@ def chunks(log: Path) -> dict[str, float] | None:
         return None
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     rows = [step["rows"]["long"] for step in steps if step["rows"].get("long", 1) > 1]
-    return {"steps": len(rows), "median": median(rows), "least": min(rows), "most": max(rows)} if rows else None
+    if not rows:
+        return None
+    slowest = max(step["ms"] for step in steps)
+    return {"steps": len(rows), "median": median(rows), "least": min(rows), "most": max(rows), "slowest_ms": slowest}
 
 
 def child(flags: dict[str, Any], load: Load, repeats: int) -> dict[str, Any]:
@@ -162,8 +165,8 @@ def child(flags: dict[str, Any], load: Load, repeats: int) -> dict[str, Any]:
             **flags,
         )
         try:
-            small = Load(load.preset, 300, WARM + 8, load.dtype)
-            engine.loop.run_until_complete(Run(engine, small, 0).all())
+            warm = Load(load.preset, load.long, WARM + 8, load.dtype)
+            engine.loop.run_until_complete(Run(engine, warm, 0).all())
             runs = [engine.loop.run_until_complete(Run(engine, load, 1).all()) for _ in range(repeats)]
             knobs = engine.get_server_info()["internal_states"][0]["glm_runtime"]["knobs"]
         finally:
