@@ -94,7 +94,7 @@ def repeat_keys(case: Case, distinct: int) -> None:
 
 
 @pytest.mark.parametrize("kind", INDEX_KINDS)
-@pytest.mark.parametrize("cap", [LEAST, LEAST + 4000, 1 << 16, 1 << 20])
+@pytest.mark.parametrize("cap", [LEAST + 400, LEAST + 4000, 1 << 16, 1 << 20])
 def test_long_context(kind: str, cap: int) -> None:
     case = make([(3, 3000), (150, 2000), (1, 700), (5, 5)], kind, torch.bfloat16, 8)
     assert torch.equal(ids(QChunk(geometry(case), max_logits_bytes=cap), case), plain(case))
