@@ -21,6 +21,7 @@ from glm_runtime import config_file, ending
 from glm_runtime.cli import Options, help_text, once, split
 from glm_runtime.config import ConfigError, RuntimeConfig
 from glm_runtime.ending import fail
+from glm_runtime.threads import given_threads
 
 SIZES = {
     "tp_size": ("--tp-size", "--tensor-parallel-size", "--tp"),
@@ -98,6 +99,7 @@ def policy_error() -> type[Exception]:
 
 def serve(options: Options, given: Given) -> None:
     """Check, publish and hand over to SGLang. Raises ConfigError or PolicyError before any process is started."""
+    given_threads()  # before anything loads OpenMP
     from glm_runtime import model_files, prepare, refuse, symbols
 
     # What can be refused without SGLang is refused first: it is quick, and nothing else has been said by then.
@@ -107,7 +109,6 @@ def serve(options: Options, given: Given) -> None:
     port = given.value("--port") or str(DEFAULT_PORT)
     if port.isdigit():
         refuse.port(given.value("--host") or "127.0.0.1", int(port))
-    prepare.given_threads()
     device = prepare.choose_device(given.value("--device"))
     ranks = given.ranks()
     request = prepare.request_for(options, device, ranks)

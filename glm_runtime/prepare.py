@@ -18,7 +18,7 @@ from glm_runtime import ending, quiet, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE
-from glm_runtime.threads import OMP_VARIABLES, binding, threads_per_rank, usable_cores
+from glm_runtime.threads import OMP_VARIABLES, binding, given_threads, threads_per_rank, usable_cores
 from policies.base import FLAGS, Policy
 from policies.ledger.flags import Usage, flag_of
 
@@ -52,16 +52,6 @@ def default_model() -> str:
     from glm_runtime.model import ensure
 
     return str(ensure("tiny"))
-
-
-def given_threads() -> int | None:
-    """The operator's OMP_NUM_THREADS; None where it is not set. To be asked before OpenMP reads it, which complains."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if not given:
-        return None
-    if not given.isdigit() or int(given) < 1:
-        raise ConfigError(f"OMP_NUM_THREADS={given!r} is not a positive whole number")
-    return int(given)
 
 
 def resolve_threads(options: Options, ranks: int) -> int:

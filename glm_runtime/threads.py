@@ -12,7 +12,19 @@ from __future__ import annotations
 
 import os
 
+from glm_runtime.config import ConfigError
+
 OMP_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def given_threads() -> int | None:
+    """The operator's OMP_NUM_THREADS; None where it is not set. To be asked before OpenMP reads it, which complains."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if not given:
+        return None
+    if not given.isdigit() or int(given) < 1:
+        raise ConfigError(f"OMP_NUM_THREADS={given!r} is not a positive whole number")
+    return int(given)
 
 
 def usable_cores() -> list[int]:
