@@ -9,6 +9,7 @@ import pytest
 
 from tests.equality.stage import Stage
 from tests.ledger.conftest import hall, in_turn, pytest_configure
+from tests.server.conftest import Keeper
 
 __all__ = ["hall", "pytest_configure"]
 
@@ -26,3 +27,11 @@ def stage() -> Iterator[Stage]:
     stage = Stage()
     yield stage
     stage.close()
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[Keeper]:
+    """A stock server, gone before the next report's begins."""
+    keeper = Keeper()
+    yield keeper
+    keeper.end()

@@ -36,7 +36,7 @@ class Keeper:
         self.server, self.flags = None, None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def keeper() -> Iterator[Keeper]:
     """Access to the one shared server."""
     keeper = Keeper()
