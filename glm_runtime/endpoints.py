@@ -1,6 +1,7 @@
 """HTTP endpoints beside SGLang's own.
 
-GET /policy -> {"policy", "version", "slots", "knobs", ...}   as the scheduler process reports it now
+GET /policy          {"policy", "version", "slots", "knobs", ...}     as the scheduler process reports it now
+GET /steps?last=N    {"steps": [...]}, oldest first, N <= 128        what its last steps did (policies/steps.py)
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ def register() -> None:
     """Add our routes to SGLang's FastAPI app."""
     from sglang.srt.entrypoints.http_server import app
 
-    if not any(getattr(route, "path", None) == "/policy" for route in app.routes):
-        app.add_api_route("/policy", policy, methods=["GET"])
+    known = {getattr(route, "path", None) for route in app.routes}
+    for path, endpoint in (("/policy", policy), ("/steps", steps)):
+        if path not in known:
+            app.add_api_route(path, endpoint, methods=["GET"])
 
 
 async def policy() -> Any:
@@ -23,3 +26,20 @@ async def policy() -> Any:
     states = await get_global_state().tokenizer_manager.get_internal_state()
     reports = [state["glm_runtime"] for state in states]
     return reports[0] if len(reports) == 1 else {"ranks": reports}
+
+
+async def steps(last: str = "32") -> Any:
+    """The last steps of the scheduler process; 400 naming `last` where it is no whole number from 0 to 128."""
+    from fastapi.responses import JSONResponse
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    from glm_runtime.report import STEPS_KEPT
+
+    if not last.isdecimal() or int(last) > STEPS_KEPT:
+        text = f"last: a whole number from 0 to {STEPS_KEPT} is needed, not {last!r}"
+        return JSONResponse({"error": {"message": text, "type": "BadRequestError", "code": 400}}, status_code=400)
+    states = await get_global_state().tokenizer_manager.get_internal_state()
+    kept = [state["glm_runtime_steps"] for state in states]
+    count = int(last)
+    cut = [ranks[len(ranks) - count :] if count < len(ranks) else ranks for ranks in kept]
+    return {"steps": cut[0]} if len(cut) == 1 else {"ranks": cut}

@@ -8,6 +8,8 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | arg_groups.model_hook.handle_model_specific_...| AROUND | cpu | asks torch.cuda for its capability, every DSA model  |
 | layers.rotary_embedding.factory.get_rope_cpu   | AROUND | cpu | asserts that rope_scaling is given                   |
 | ...DefaultPoolConfigurator._compute_dsa_...    | AROUND | cpu | sizes index keys as fp8 whatever the pool stores     |
+| managers.scheduler.Scheduler.run_batch         | AROUND | any | stock scheduling has no step record                  |
+| managers.scheduler...process_batch_result      | AROUND | any | the same                                             |
 | managers.scheduler.Scheduler.get_init_info     | AFTER  | any | the handshake has no field for a plugin              |
 | managers.scheduler.Scheduler.get_internal_state| AFTER  | any | neither has the state report                         |
 | entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |
@@ -23,7 +25,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from glm_runtime import ending, report
+from glm_runtime import ending, report, stock_steps
 from glm_runtime.config import RuntimeConfig
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 MODEL_ADJUSTMENTS = "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments"
 ROPE_CPU = "sglang.srt.layers.rotary_embedding.factory.get_rope_cpu"
 INDEX_CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_dsa_indexer_cell_size"
+RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
+RESULT = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 INIT_INFO = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
 INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 KILL_TREE = "sglang.srt.entrypoints.engine.kill_process_tree"
@@ -43,6 +47,10 @@ def register(request: RuntimeConfig) -> None:
         HookRegistry.register(MODEL_ADJUSTMENTS, adjust_without_cuda, HookType.AROUND)
         HookRegistry.register(ROPE_CPU, rope_without_scaling, HookType.AROUND)
         HookRegistry.register(INDEX_CELL, index_cell_bytes, HookType.AROUND)
+    if request.slots["scheduler"] != "ledger":  # which keeps its own record
+        run_batch, process = stock_steps.hooks(request.knobs.get("step_log"))
+        HookRegistry.register(RUN_BATCH, run_batch, HookType.AROUND)
+        HookRegistry.register(RESULT, process, HookType.AROUND)
     HookRegistry.register(INIT_INFO, add_report, HookType.AFTER)
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)
@@ -90,6 +98,7 @@ def add_report(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
 def add_report_to_state(output: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> Any:
     """`/server_info` and `GET /policy` ask the running scheduler, not the launcher's memory."""
     output.internal_state["glm_runtime"] = report.of(scheduler)
+    output.internal_state["glm_runtime_steps"] = report.last_steps(scheduler)
     return output
 
 

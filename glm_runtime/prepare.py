@@ -62,15 +62,15 @@ def resolve_threads(options: Options, ranks: int) -> int:
 
 
 def ledger_knobs(options: Options, policy: Policy, device: str, ranks: int, usage: Usage) -> dict[str, Any]:
-    """Knobs of the ledger slot, defaults by device filled in; none for another scheduler, which refuses its flags."""
-    given = options.ledger.given()
+    """Knobs of the ledger slot, defaults by device filled in; another scheduler has only `step_log`."""
+    given = [name for name in options.ledger.given() if name != "step_log"]
     if policy.slots["scheduler"] != "ledger":
         if given:
             raise ConfigError(
                 f"{flag_of(given[0])} belongs to the ledger; --scheduler {policy.slots['scheduler']} cannot honour it: "
                 "use --policy vllm-ledger or --scheduler ledger"
             )
-        return {}
+        return {"step_log": options.ledger.step_log}
     memory, name = 0.0, ""
     if device != "cpu":
         import torch

@@ -6,11 +6,14 @@ scheduler process: of(scheduler) ──handshake──> launcher: require(report
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from glm_runtime import config
 from glm_runtime.ending import first_reason
 from glm_runtime.version import __version__
+
+STEPS_KEPT = 128  # steps that the state report carries
 
 
 class PolicyNotActive(RuntimeError):
@@ -72,6 +75,12 @@ def _effective(scheduler: Any, backend: Any, request: config.RuntimeConfig) -> d
     if backend is not None and hasattr(backend, "facts"):
         knobs["attention"] = backend.facts()
     return knobs
+
+
+def last_steps(scheduler: Any) -> list[dict[str, Any]]:
+    """The last steps of this scheduler process, oldest first, as plain JSON values."""
+    log = getattr(scheduler, "steps", None)
+    return [] if log is None else [dataclasses.asdict(step) for step in log.last(STEPS_KEPT)]
 
 
 def require(reported: dict[str, Any] | None, rank: int) -> None:

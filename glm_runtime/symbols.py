@@ -51,6 +51,8 @@ SYMBOLS = (
         ("self", "kvc", "num_layers", "allocate_all_layers"),
     ),
     Symbol("sglang.srt.managers.scheduler.Scheduler.get_init_info", ("self",)),
+    Symbol("sglang.srt.managers.scheduler.Scheduler.run_batch", ("self", "batch", "pp_proxy_tensors")),
+    Symbol("sglang.srt.managers.scheduler.Scheduler.process_batch_result", ("self", "batch", "result")),
     Symbol("sglang.srt.managers.scheduler.Scheduler.get_internal_state", ("self", "recv_req")),
     Symbol(
         "sglang.srt.entrypoints.engine.Engine._launch_subprocesses",

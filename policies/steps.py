@@ -71,6 +71,13 @@ class Step:
         return self.prefill_tokens + self.decode_rows
 
 
+def file_of_rank(path: str | None, tp_rank: int, dp_rank: int | None) -> str | None:
+    """The file that a process writes: tensor-parallel rank 0 only, one file for each data-parallel rank."""
+    if path is None or tp_rank != 0:
+        return None
+    return f"{path}.dp{dp_rank}" if dp_rank else path
+
+
 class StepLog:
     """The record.
 

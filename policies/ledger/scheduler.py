@@ -36,10 +36,10 @@ from policies.ledger import lowering
 from policies.ledger.core import Ledger
 from policies.ledger.flags import LedgerFlags
 from policies.ledger.kv_tree import TreeKV
-from policies.ledger.metrics import LedgerMetrics
 from policies.ledger.plan import StepPlan
 from policies.ledger.request import Request, Status
-from policies.steps import Step, StepLog
+from policies.step_metrics import StepMetrics
+from policies.steps import Step, StepLog, file_of_rank
 
 
 class PartialSkippingStreamer(SchedulerOutputStreamer):
@@ -115,20 +115,14 @@ class LedgerScheduler(Scheduler):
             self.kv_port,
             self.pacer,
         )
-        self.steps = StepLog(path=self._log_path(flags.step_log), more=self._state)
-        self._metrics: LedgerMetrics | None = None
+        parallel = get_parallel()
+        path = file_of_rank(flags.step_log, parallel.tp_rank, parallel.dp_rank)
+        self.steps = StepLog(path=path, more=self._state)
+        self._metrics: StepMetrics | None = None
         if self.metrics_reporter.current_scheduler_metrics_enabled:
             labels = self.metrics_reporter.metrics_collector.labels
-            self._metrics = LedgerMetrics(labels, self.ledger.config.token_budget, self.pacer is not None)
+            self._metrics = StepMetrics(labels, self.ledger.config.token_budget, self.pacer is not None)
         self._strict = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
-
-    @staticmethod
-    def _log_path(path: str | None) -> str | None:
-        """One process writes a file: tensor-parallel rank 0, with a file for each data-parallel rank."""
-        parallel = get_parallel()
-        if path is None or parallel.tp_rank != 0:
-            return None
-        return f"{path}.dp{parallel.dp_rank}" if parallel.dp_rank else path
 
     # Seams of SGLang ------------------------------------------------------------------------------------------------
 

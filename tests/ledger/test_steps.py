@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.ledger.metrics import LedgerMetrics
+from policies.step_metrics import StepMetrics
 from policies.steps import Step, StepLog
 
 LABELS = {"model_name": "tiny", "tp_rank": "0"}
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
 def test_metrics_tell_what_the_record_tells() -> None:
     client = pytest.importorskip("prometheus_client")
     registry = client.CollectorRegistry()
-    metrics = LedgerMetrics(LABELS, budget=128, paced=True, registry=registry)
+    metrics = StepMetrics(LABELS, budget=128, paced=True, registry=registry)
     metrics.note(step(1, preempted=2, recomputed=90, left_out=3, chunks=2), error=0.25)
     metrics.note(step(2, "decode", prefill_tokens=0))
 

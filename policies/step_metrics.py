@@ -1,4 +1,4 @@
-"""The ledger's Prometheus metrics, beside SGLang's own on GET /metrics (with --enable-metrics).
+"""Prometheus metrics of the steps, beside SGLang's own on GET /metrics (with --enable-metrics).
 
     glm_runtime:step_tokens_total{kind="prefill"|"decode"}      rows run
     glm_runtime:steps_total{mode="decode"|"extend"|"mixed"}     steps run
@@ -23,7 +23,7 @@ from policies.steps import Step
 PREFIX = "glm_runtime:"
 
 
-class LedgerMetrics:
+class StepMetrics:
     """Counters and gauges of one scheduler process.
 
     Args:
