@@ -84,7 +84,7 @@ def longest_pause(times: list[list[float]]) -> float:
     return max(b - a for stream in times[:STREAMS] for a, b in itertools.pairwise(stream)) * 1e3
 
 
-def draw(arms: dict[str, dict[str, Any]]) -> str:
+def draw(arms: dict[str, dict[str, Any]], length: int) -> str:
     """The arms' steps as an SVG: a bar a step, as wide as it took, as high as its rows (logarithmic)."""
     from math import log2
 
@@ -97,7 +97,7 @@ def draw(arms: dict[str, dict[str, Any]]) -> str:
         'font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         '<text x="10" y="18">steps of one workload: width is time, height is rows (log scale); '
-        f"{STREAMS} streams decode, then a prompt of {PROMPT} tokens comes</text>",
+        f"{STREAMS} streams decode, then a prompt of {length:,} tokens comes</text>",
     ]
     for place, (name, arm) in enumerate(arms.items()):
         base = 30 + place * (BAR + 40) + BAR
@@ -148,7 +148,7 @@ def main() -> None:
         report.figure(f"{name}, first token of the prompt after", round(arm["ttft_ms"], 1))
         report.figure(f"{name}, steps", len(arm["steps"]))
     if options.svg:
-        Path(options.svg).write_text(draw(arms))
+        Path(options.svg).write_text(draw(arms, length))
     equal = sum(a == b for a, b in zip(arms["sglang"]["tokens"], arms["vllm-ledger"]["tokens"], strict=True))
     report.ask(Ask("answers equal in both arms", equal, STREAMS + 1, ">="))
     ratio = arms["vllm-ledger"]["pause_ms"] / arms["sglang"]["pause_ms"]
