@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.equality.prompts import prompt
@@ -33,30 +31,6 @@ def test_low_values_go_first_and_last_out(hall: Hall, expected: dict[str, Reply]
     last = {name: step["number"] for step in steps for name in step["rows"]}
     ends = {p: [last[case.name] for case in asked if case.more["priority"] == p] for p in (0, 5)}
     assert sum(ends[0]) / len(ends[0]) < sum(ends[5]) / len(ends[5])
-
-
-@pytest.mark.hall("priority")
-def test_no_priority_is_priority_zero(hall: Hall) -> None:
-    """vLLM's rule: a request that names none goes before one of priority 1."""
-    server = hall.server("priority")
-    first = Case("first in", tuple(prompt(900, "ledger/p0")), 100)
-    rest = [Case("late", tuple(prompt(500, "ledger/p1")), 4, more={"priority": 1})]
-    rest += [Case("unnamed", tuple(prompt(500, "ledger/p2")), 4)]
-    before = totals(server)["steps"]
-
-    def rest_while_it_runs() -> None:
-        """The pool has no room beside the first, so both wait, whoever's request comes in earlier."""
-        end = time.monotonic() + 30
-        while not totals(server)["running"]:
-            assert time.monotonic() < end, "the first request never ran"
-            time.sleep(0.01)
-        together(server, rest)
-
-    together(server, [first], rest_while_it_runs)
-    steps = hall.steps("priority", before)
-    started = {name: step["number"] for step in reversed(steps) for name in step["rows"]}
-    assert started["unnamed"] < started["late"]
-    drained(server)
 
 
 @pytest.mark.hall("priority")
