@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.equality.prompts import prompt
@@ -31,6 +33,32 @@ def test_low_values_go_first_and_last_out(hall: Hall, expected: dict[str, Reply]
     last = {name: step["number"] for step in steps for name in step["rows"]}
     ends = {p: [last[case.name] for case in asked if case.more["priority"] == p] for p in (0, 5)}
     assert sum(ends[0]) / len(ends[0]) < sum(ends[5]) / len(ends[5])
+
+
+@pytest.mark.hall("priority")
+def test_no_priority_is_priority_zero(hall: Hall) -> None:
+    """vLLM's rule: a request that names none goes before one of priority 1."""
+    server = hall.server("priority")
+    # NOTE: SGLang keeps a page beside a prompt's own pages free; a longer prompt would be left no room for output.
+    first = Case("first in", tuple(prompt(700, "ledger/p0")), 200)
+    rest = [Case("late", tuple(prompt(500, "ledger/p1")), 4, more={"priority": 1})]
+    rest += [Case("unnamed", tuple(prompt(500, "ledger/p2")), 4)]
+    facts = settled(server)
+
+    def rest_while_it_decodes() -> None:
+        """Its prompt leaves the pool no room for theirs, so both of the rest wait, whichever comes in earlier."""
+        end = time.monotonic() + 30
+        while totals(server)["decode_rows"] == facts["decode_rows"]:
+            assert time.monotonic() < end, "the first request never decoded"
+            time.sleep(0.01)
+        assert all(len(reply.tokens) == 4 for reply in together(server, rest).values())
+
+    replies = together(server, [first], rest_while_it_decodes)
+    assert len(replies["first in"].tokens) == 200
+    steps = hall.steps("priority", facts["steps"])
+    started = {name: step["number"] for step in reversed(steps) for name in step["rows"]}
+    assert started["first in"] < started["unnamed"] < started["late"]
+    drained(server)
 
 
 @pytest.mark.hall("priority")
