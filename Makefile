@@ -6,6 +6,7 @@ VENV   ?= .venv
 POLICY ?= sglang
 PORT   ?= 30000
 ARGS   ?=
+WORKERS ?= 2
 BENCH  ?= $(filter-out common gpu_check __init__,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 BENCH_ARGS ?= --quick
 
@@ -19,7 +20,8 @@ MAKEFLAGS += --no-print-directory
 help:
 	@echo "make serve [POLICY=$(POLICY)] [PORT=$(PORT)] [ARGS='--flag value ...']"
 	@echo "                      install, build the embedded model, serve it, send a first request"
-	@echo "make test [ARGS=...]  lint, types, golden vectors, all tests (ARGS go to pytest)"
+	@echo "make test [ARGS=...] [WORKERS=2]"
+	@echo "                      lint, types, golden vectors, all tests (ARGS go to pytest; each worker runs a server)"
 	@echo "make lint             ruff and mypy only"
 	@echo "make format           let ruff format the sources"
 	@echo "make golden           golden vectors of $(SHARED)/golden only"
@@ -61,7 +63,7 @@ golden: $(VENV)/.installed-dev
 	else echo "golden vectors: left out, no $(SHARED)/golden here"; fi
 
 test: lint golden
-	OMP_NUM_THREADS=1 $(PY) -m pytest --durations=10 $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup --durations=25 $(ARGS)
 
 bench: $(VENV)/.installed-dev
 	@mkdir -p .bench; failed=; for name in $(BENCH); do echo "== $$name"; \

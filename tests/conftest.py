@@ -1,4 +1,11 @@
-"""Shared by all tests: one thread per process, and where the shared data lies."""
+"""Shared by all tests: one thread per process, where the shared data lies, and who runs with whom.
+
+With `-n 2` two workers share the suite. What shares a server stays in one worker, in its order:
+
+    marked engine / slots / hall (name)   the folder's tests of that name
+    tests/server                          the folder
+    all others                            the module
+"""
 
 from __future__ import annotations
 
@@ -34,3 +41,24 @@ def golden_dir(shared: Path) -> Path:
     if not folder.is_dir():
         pytest.skip(f"golden vectors absent: {folder}")
     return folder
+
+
+SERVER_MARKS = ("engine", "slots", "hall")
+
+
+def worker_group(item: pytest.Item) -> str:
+    """Name of the group of tests that must run in one worker."""
+    folder = item.path.parent.name
+    for name in SERVER_MARKS:
+        mark = item.get_closest_marker(name)
+        if mark is not None:
+            return f"{folder}-{mark.args[0]}"
+    return folder if folder == "server" else f"{folder}-{item.path.stem}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tell pytest-xdist, where it runs the tests, which of them belong together."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(worker_group(item)))
