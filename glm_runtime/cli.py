@@ -36,6 +36,8 @@ class Options:
     indexer_scratch_mb: int | None = None
     cpu_threads: int | None = None
     cpu_weight_packing: bool = True
+    record: str | None = None
+    record_text: bool = False
     ledger: LedgerFlags = field(default_factory=LedgerFlags)
     attention: AttentionFlags = field(default_factory=AttentionFlags)
 
@@ -118,6 +120,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="keep CPU weights unpacked: slower, but online weight updates stay possible",
     )
+    group.add_argument(
+        "--record",
+        metavar="FILE",
+        help="write arrivals, lengths and prefix blocks of all requests to FILE, a trace for ab and simulate",
+    )
+    group.add_argument("--record-text", action="store_true", help="with --record: write the prompts' text, too")
     ledger_flags.add_arguments(parser)
     attention_flags.add_arguments(parser)
 

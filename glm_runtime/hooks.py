@@ -10,6 +10,7 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | ...DefaultPoolConfigurator._compute_dsa_...    | AROUND | cpu | sizes index keys as fp8 whatever the pool stores     |
 | managers.scheduler.Scheduler.run_batch         | AROUND | any | stock scheduling has no step record                  |
 | managers.scheduler...process_batch_result      | AROUND | any | the same                                             |
+| ...output_streamer.SchedulerOutputStreamer...  | BEFORE | any | --record: no callback tells that a request ended     |
 | managers.scheduler.Scheduler.get_init_info     | AFTER  | any | the handshake has no field for a plugin              |
 | managers.scheduler.Scheduler.get_internal_state| AFTER  | any | neither has the state report                         |
 | entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |
@@ -25,7 +26,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from glm_runtime import ending, report, stock_steps
+from glm_runtime import ending, record, report, stock_steps
 from glm_runtime.config import RuntimeConfig
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ ROPE_CPU = "sglang.srt.layers.rotary_embedding.factory.get_rope_cpu"
 INDEX_CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_dsa_indexer_cell_size"
 RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 RESULT = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
+STREAM = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
 INIT_INFO = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
 INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 KILL_TREE = "sglang.srt.entrypoints.engine.kill_process_tree"
@@ -51,6 +53,8 @@ def register(request: RuntimeConfig) -> None:
         run_batch, process = stock_steps.hooks(request.knobs.get("step_log"))
         HookRegistry.register(RUN_BATCH, run_batch, HookType.AROUND)
         HookRegistry.register(RESULT, process, HookType.AROUND)
+    if "record" in request.knobs:
+        HookRegistry.register(STREAM, record.hook(request.knobs), HookType.BEFORE)
     HookRegistry.register(INIT_INFO, add_report, HookType.AFTER)
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from attention import flags as attention_flags
-from glm_runtime import ending, quiet, refuse
+from glm_runtime import ending, quiet, record, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE
@@ -108,6 +108,7 @@ def request_for(options: Options, device: str, ranks: int, usage: Usage = "serve
 
     policy = resolve(options.policy, options.overrides())
     knobs = ledger_knobs(options, policy, device, ranks, usage) | attention_knobs(options, policy, device, ranks)
+    knobs |= record.knobs(options.record, options.record_text)
     for slot in ("scheduler", "indexer", "prefill_kv"):
         policy.impl(slot).load()
     if device != "cpu":

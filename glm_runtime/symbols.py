@@ -55,6 +55,10 @@ SYMBOLS = (
     Symbol("sglang.srt.managers.scheduler.Scheduler.process_batch_result", ("self", "batch", "result")),
     Symbol("sglang.srt.managers.scheduler.Scheduler.get_internal_state", ("self", "recv_req")),
     Symbol(
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
+        ("self", "reqs", "return_logprob", "skip_req"),
+    ),
+    Symbol(
         "sglang.srt.entrypoints.engine.Engine._launch_subprocesses",
         (
             "server_args",
