@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from attention import flags as attention_flags
 from attention.flags import AttentionFlags
 from glm_runtime.config import ConfigError
+from parallel import flags as parallel_flags
+from parallel.flags import ParallelFlags
 from policies.ledger import flags as ledger_flags
 from policies.ledger.flags import LedgerFlags
 
@@ -40,6 +42,7 @@ class Options:
     record_text: bool = False
     ledger: LedgerFlags = field(default_factory=LedgerFlags)
     attention: AttentionFlags = field(default_factory=AttentionFlags)
+    parallel: ParallelFlags = field(default_factory=ParallelFlags)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -50,15 +53,17 @@ class Options:
         try:
             ledger = ledger_flags.from_values(values)
             attention = attention_flags.from_values(values)
-        except (ledger_flags.FlagError, attention_flags.FlagError) as error:
+            parallel = parallel_flags.from_values(values)
+        except (ledger_flags.FlagError, attention_flags.FlagError, parallel_flags.FlagError) as error:
             raise ConfigError(error) from None
         own = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name not in _GROUPS}
-        return cls(**own, ledger=ledger, attention=attention)
+        return cls(**own, ledger=ledger, attention=attention, parallel=parallel)
 
     @classmethod
     def names(cls) -> set[str]:
         """Every name that `of` reads."""
-        grouped = set(LedgerFlags.__dataclass_fields__) | set(AttentionFlags.__dataclass_fields__)
+        groups = (LedgerFlags, AttentionFlags, ParallelFlags)
+        grouped = {name for group in groups for name in group.__dataclass_fields__}
         return (set(cls.__dataclass_fields__) | grouped) - _GROUPS
 
     def overrides(self) -> dict[str, str | None]:
@@ -71,7 +76,7 @@ class Options:
         }
 
 
-_GROUPS = {"ledger", "attention"}  # fields of Options that hold a slot's flags
+_GROUPS = {"ledger", "attention", "parallel"}  # fields of Options that hold a slot's flags
 
 
 class _Parser(argparse.ArgumentParser):
@@ -128,21 +133,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--record-text", action="store_true", help="with --record: write the prompts' text, too")
     ledger_flags.add_arguments(parser)
     attention_flags.add_arguments(parser)
+    parallel_flags.add_arguments(parser)
 
 
 def once(argv: Sequence[str]) -> None:
     """Raise ConfigError where one of our flags is given twice with different values: which one is meant is a guess."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_arguments(parser)
-    ours = {flag for action in parser._actions if action.nargs != 0 for flag in action.option_strings}
+    ours = {flag: action.dest for action in parser._actions if action.nargs != 0 for flag in action.option_strings}
     seen: dict[str, str] = {}
     for i, argument in enumerate(argv):
         name, equals, value = argument.partition("=")
         if name not in ours:
             continue
         value = value if equals else " ".join(argv[i + 1 : i + 2])
-        if seen.setdefault(name, value) != value:
-            raise ConfigError(f"{name} is given twice: {seen[name]} and {value}")
+        if seen.setdefault(ours[name], value) != value:
+            raise ConfigError(f"{name} is given twice: {seen[ours[name]]} and {value}")
 
 
 def split(argv: Sequence[str]) -> tuple[Options, list[str], argparse.Namespace]:

@@ -52,7 +52,7 @@ def Engine(**arguments: Any) -> Any:
         arguments.setdefault("device", "cpu")
     # NOTE: published before anything of SGLang is imported: its platform is chosen during import.
     before = dict(os.environ)
-    prepare.set_environment(request, ranks)
+    prepare.set_environment(request, ranks * options.parallel.pcp)
     try:
         symbols.check()
         return _start(request, options, arguments, before)

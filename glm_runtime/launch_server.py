@@ -121,7 +121,7 @@ def serve(options: Options, given: Given) -> None:
         argv = [*argv, "--device", "cpu"]
 
     # NOTE: published before anything of SGLang is imported: its platform is chosen during import.
-    prepare.set_environment(request, ranks)
+    prepare.set_environment(request, ranks * options.parallel.pcp)
     try:
         symbols.check()
         prepare.load_plugins()
@@ -134,8 +134,9 @@ def serve(options: Options, given: Given) -> None:
         RuntimeConfig.retract()
         raise
     if device == "cpu":
+        world = ranks * options.parallel.pcp
         print(
-            f"glm_runtime: policy {request.policy}, CPU, {ranks} rank(s) of {request.threads} OpenMP thread(s) "
+            f"glm_runtime: policy {request.policy}, CPU, {world} rank(s) of {request.threads} OpenMP thread(s) "
             f"on cores {os.environ['SGLANG_CPU_OMP_THREADS_BIND']}",
             flush=True,
         )

@@ -19,6 +19,7 @@ from glm_runtime.cli import Options
 from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE
 from glm_runtime.threads import OMP_VARIABLES, binding, given_threads, threads_per_rank, usable_cores
+from parallel import flags as parallel_flags
 from policies.base import FLAGS, Policy
 from policies.ledger.flags import Usage, flag_of
 
@@ -102,14 +103,37 @@ def attention_knobs(options: Options, policy: Policy, device: str, ranks: int) -
         raise ConfigError(error) from None
 
 
+def parallel_knobs(options: Options, policy: Policy, device: str) -> dict[str, Any]:
+    """Sizes of context parallelism. Refuses what is not built; `refuse.prefill_ranks` says what goes together."""
+    try:
+        knobs = options.parallel.knobs()
+    except parallel_flags.FlagError as error:
+        raise ConfigError(error) from None
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        if knobs[name] > 1:
+            raise ConfigError(f"{parallel_flags.FLAG_OF[name]} {knobs[name]} is not supported yet; drop it")
+    split = policy.slots["context_parallel"]
+    if options.parallel.pcp > 1 and device != "cpu" and split != "interleave":
+        raise ConfigError(
+            f"--cp-split {split} with --prefill-context-parallel-size {options.parallel.pcp} works on CPU only so far: "
+            "SGLang's own DSA attention on a GPU knows interleave; add --cp-split interleave, or --device cpu"
+        )
+    return knobs
+
+
 def request_for(options: Options, device: str, ranks: int, usage: Usage = "server") -> RuntimeConfig:
-    """The request of this launch; policy and slots looked up, our flags checked against the device."""
+    """The request of this launch; policy and slots looked up, our flags checked against the device.
+
+    Args:
+        ranks: what SGLang's size flags ask for, without the prefill ranks.
+    """
     from policies.registry import resolve
 
     policy = resolve(options.policy, options.overrides())
     knobs = ledger_knobs(options, policy, device, ranks, usage) | attention_knobs(options, policy, device, ranks)
     knobs |= record.knobs(options.record, options.record_text)
-    for slot in ("scheduler", "indexer", "prefill_kv"):
+    knobs |= parallel_knobs(options, policy, device)
+    for slot in ("scheduler", "indexer", "prefill_kv"):  # the split is SGLang's to import: see refuse.prefill_ranks
         policy.impl(slot).load()
     if device != "cpu":
         for name, flag in (("indexer_scratch_mb", "--indexer-scratch-mb"), ("cpu_threads", "--cpu-threads")):
@@ -122,7 +146,7 @@ def request_for(options: Options, device: str, ranks: int, usage: Usage = "serve
         policy=policy.name,
         slots=dict(policy.slots),
         device=device,
-        threads=resolve_threads(options, ranks),
+        threads=resolve_threads(options, ranks * options.parallel.pcp),
         indexer_scratch_mb=options.indexer_scratch_mb or SCRATCH_MB,
         pack_weights=options.cpu_weight_packing,
         knobs=knobs,
@@ -155,6 +179,7 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
     """
     if request.device == "cpu":
         server_args.dtype = refuse.model_dtype(server_args, config)
+    prefill_ranks(server_args, request)
     if request.slots["scheduler"] != "ledger":
         return
     seqs, tokens = request.knobs["max_num_seqs"], request.knobs["max_num_batched_tokens"]
@@ -166,6 +191,24 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
     if request.knobs["scheduling_policy"] == "priority":
         server_args.enable_priority_scheduling = True
         server_args.schedule_low_priority_values_first = True
+
+
+def prefill_ranks(server_args: Any, request: RuntimeConfig) -> None:
+    """SGLang's names for the prefill ranks: its --tp-size counts all ranks, --attn-cp-size those that share a prefill.
+
+    On CPU every rank holds the whole feed-forward part and runs it on its own rows, as with one rank: the rows' bits
+    are those of one rank, and only keys travel between layers.
+    """
+    ranks = request.knobs["prefill_context_parallel_size"]
+    if ranks == 1:
+        return
+    server_args.tp_size = (server_args.tp_size or 1) * ranks
+    server_args.attn_cp_size = ranks
+    server_args.enable_prefill_cp = True
+    server_args.cp_strategy = request.slots["context_parallel"]
+    if request.device == "cpu":
+        server_args.moe_dp_size = ranks
+        server_args.moe_dense_tp_size = 1
 
 
 def load_plugins() -> None:

@@ -14,7 +14,9 @@ from attention.backend_name import NAME
 from glm_runtime.config import ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE, odd_width, pool_tokens, token_bytes
 from glm_runtime.model_files import override
+from parallel import flags as parallel_flags
 from policies.ledger.flags import FlagError, check_sglang
+from policies.registry import resolve
 
 MIN_TOKENS = 2 * PAGE_SIZE  # SGLang's own first request takes 27 tokens; below this nothing useful fits
 
@@ -44,7 +46,7 @@ def _in(*values: Any) -> Callable[[Any], bool]:
 ATTENTION = "on CPU attention is glm_cpu"
 GRAPHS = "there are no CUDA graphs on CPU"
 RANKS = "on CPU ranks are tensor-parallel only"
-CONTEXT = "context parallelism is not supported on CPU yet"
+CONTEXT = "on CPU context parallelism is asked for by --prefill-context-parallel-size"
 SECOND_MEMORY = "there is no second memory on CPU"
 LORA = "LoRA is not supported on CPU"
 STREAMS = "the CPU path has no streams to overlap"
@@ -129,6 +131,61 @@ def cpu_flags(server_args: Any) -> None:
             raise ConfigError(f"{said} cannot be honoured with --device cpu: {rule.reason}; drop one of the two")
 
 
+PCP = "--prefill-context-parallel-size"
+OURS = f"{PCP} sets it"
+WHOLE = "each rank runs whole layers"
+# What prefill ranks exclude: vLLM's list (PCPManager.validate_config), then SGLang's (arg_groups/parallel_hook.py).
+PCP_RULES = (
+    Rule("attn_cp_size", "--attn-cp-size", _one, OURS),
+    Rule("enable_prefill_cp", "--enable-prefill-cp", _off, OURS),
+    Rule("cp_strategy", "--cp-strategy", _off, "--cp-split names the split"),
+    Rule("moe_dp_size", "--moe-dp-size", _one, OURS),
+    Rule("enable_lora", "--enable-lora", _off, "adapters are looked up by rows of the whole batch"),
+    Rule("lora_paths", "--lora-paths", _off, "adapters are looked up by rows of the whole batch"),
+    Rule("enable_multimodal", "--enable-multimodal", _off, "image rows cannot be dealt out"),
+    Rule("speculative_algorithm", "--speculative-algorithm", _off, "draft rows cannot be dealt out"),
+    Rule("pp_size", "--pp-size", _one, "SGLang has no context parallelism over pipeline stages"),
+    Rule("enable_dp_attention", "--enable-dp-attention", _off, "a prefill belongs to one group of ranks"),
+    Rule("attn_dp_size", "--attn-dp-size", _one, "a prefill belongs to one group of ranks"),
+    Rule("nnodes", "--nnodes", _one, "prefill ranks share one node"),
+    Rule("enable_aiter_allreduce_fusion", "--enable-aiter-allreduce-fusion", _off, "SGLang refuses the pair"),
+    Rule("enable_two_batch_overlap", "--enable-two-batch-overlap", _off, "half batches have no split of their own"),
+    Rule("enable_dsa_cache_layer_split", "--enable-dsa-cache-layer-split", _off, "every rank keeps the full cache"),
+    Rule("enable_kv_cache_sharding", "--enable-kv-cache-sharding", _off, "every rank keeps the full cache"),
+    Rule("enable_cp_decode_attn_tp", "--enable-cp-decode-attn-tp", _off, WHOLE),
+    Rule("disaggregation_mode", "--disaggregation-mode", _in(None, "null"), "pages are sent by one rank of one layout"),
+)
+
+
+def prefill_ranks(server_args: Any, request: RuntimeConfig, explicit: str | None) -> None:
+    """Refuse, naming both flags, what cannot be combined with --prefill-context-parallel-size; load the split.
+
+    Args:
+        server_args: what the operator said. explicit: what --cp-split says; None where it is not given.
+    """
+    try:
+        parallel_flags.check(
+            request.knobs, server_args.tp_size or 1, server_args.pp_size or 1, server_args.dp_size or 1
+        )
+    except parallel_flags.FlagError as error:
+        raise ConfigError(error) from None
+    ranks = request.knobs["prefill_context_parallel_size"]
+    if ranks == 1:
+        context_split(server_args, request.slots["context_parallel"], explicit)
+        return
+    for rule in PCP_RULES:
+        value = getattr(server_args, rule.field)
+        if not rule.fine(value):
+            said = rule.flag if value is True else f"{rule.flag} {value}"
+            raise ConfigError(f"{said} cannot be combined with {PCP} {ranks}: {rule.reason}; drop one of the two")
+    tp, dense = server_args.tp_size or 1, server_args.moe_dense_tp_size
+    if request.device == "cpu" and tp > 1:
+        raise ConfigError(f"--tp-size {tp} with {PCP} {ranks} is not supported on CPU: {WHOLE}; set --tp-size 1")
+    if request.device == "cpu" and dense is not None:
+        raise ConfigError(f"--moe-dense-tp-size {dense} cannot be combined with {PCP} {ranks}: {OURS}; drop it")
+    resolve(request.policy, request.slots).impl("context_parallel").load()
+
+
 def context_split(server_args: Any, slot: str, explicit: str | None) -> None:
     """Hand the context-parallel slot to SGLang's --cp-strategy, or refuse where the two cannot both hold.
 
@@ -139,9 +196,7 @@ def context_split(server_args: Any, slot: str, explicit: str | None) -> None:
     ranks = server_args.attn_cp_size or 1
     if ranks == 1:
         if explicit is not None:
-            raise ConfigError(
-                f"--cp-split {explicit} has nothing to split with --attn-cp-size 1; raise it, or drop --cp-split"
-            )
+            raise ConfigError(f"--cp-split {explicit} has nothing to split with {PCP} 1; raise it, or drop --cp-split")
         return
     strategy = server_args.cp_strategy
     if strategy is not None and strategy != slot:
@@ -244,7 +299,7 @@ def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], 
             )
         except FlagError as error:
             raise ConfigError(error) from None
-    context_split(server_args, request.slots["context_parallel"], explicit_split)
+    prefill_ranks(server_args, request, explicit_split)
     if request.device != "cpu":
         return
     cpu_flags(server_args)
@@ -253,7 +308,7 @@ def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], 
     config = dict(config) | override(server_args.json_model_override_args)
     fraction = server_args.mem_fraction_static
     if fraction is None:
-        fraction = 0.5 / server_args.tp_size
+        fraction = 0.5 / ((server_args.tp_size or 1) * request.knobs["prefill_context_parallel_size"])
     elif not 0 < fraction < 1:
         raise ConfigError(f"--mem-fraction-static {fraction} is not between 0 and 1")
     context_memory(server_args, config, fraction, psutil.virtual_memory().available)

@@ -34,7 +34,13 @@ BUILT_IN_SLOTS: tuple[SlotImpl, ...] = (
         "gathers and up-converts contexts into a fixed workspace, reads it by remapped ids",
         knobs={"sparse_mla_prefill_workspace_factor": None},
     ),
-    # NOTE: SGLang's own strategies; with one prefill rank nothing is split, whichever of them is named.
+    # NOTE: with one prefill rank nothing is split, whichever of them is named. The last two are SGLang's own.
+    SlotImpl(
+        "context_parallel",
+        "head-tail",
+        "parallel.strategy:HeadTailStrategy",
+        "each prefill in 2P segments, rank r owns segments r and 2P - 1 - r; decode rows dealt out",
+    ),
     SlotImpl("context_parallel", "interleave", None, "SGLang's interleave: rank r owns rows r, r + P, r + 2P, ..."),
     SlotImpl("context_parallel", "zigzag", None, "SGLang's zigzag: rank r owns blocks r and 2P - 1 - r"),
 )

@@ -94,7 +94,9 @@ def test_context_split() -> None:
     args = SimpleNamespace(attn_cp_size=1, cp_strategy=None)
     refuse.context_split(args, "interleave", None)
     assert args.cp_strategy is None
-    with pytest.raises(ConfigError, match="--cp-split zigzag has nothing to split with --attn-cp-size 1"):
+    with pytest.raises(
+        ConfigError, match="--cp-split zigzag has nothing to split with --prefill-context-parallel-size 1"
+    ):
         refuse.context_split(args, "zigzag", "zigzag")
     args = SimpleNamespace(attn_cp_size=2, cp_strategy=None)
     refuse.context_split(args, "zigzag", "zigzag")

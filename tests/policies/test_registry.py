@@ -75,7 +75,7 @@ def test_one_slot_is_exchanged_and_none_keeps_the_policys_own() -> None:
 def test_unknown_names_list_the_known() -> None:
     assert re.search(r"--policy stock: unknown policy, known: .*\bsglang\b", refused(lambda: registry.resolve("stock")))
     text = refused(lambda: registry.resolve("sglang", {"context_parallel": "middle"}))
-    assert text.startswith("--cp-split middle: unknown, known: interleave, zigzag")
+    assert text.startswith("--cp-split middle: unknown, known: head-tail, interleave, zigzag")
     assert "unknown slot 'kv'" in refused(lambda: registry.resolve("sglang", {"kv": "paged"}))
     assert "unknown slot 'kv'" in refused(lambda: registry.known_slots("kv"))
 
