@@ -1,0 +1,101 @@
+"""How a step's rows and key visits fall on the ranks.
+
+pcp > 1   head-tail, interleave or zigzag over the prefill ranks
+tp  > 1   the indexer's row shard, from --indexer-tp-shard-min-rows or from where the cost rule says that it pays:
+          rows (1 - 1/tp) (keys s_key - 4 topk / link) > latency       s_key = 2 heads dim / score rate
+dcp > 1   each rank keeps its part of every context's latent rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from glm_runtime.plan.setup import Setup
+from glm_runtime.plan.timeline import Step
+from parallel.balance import head_tail_visits, imbalance, row_visits
+from parallel.dcp import local_lengths
+from parallel.head_tail import head_tail
+from parallel.interleave import interleave, interleave_applies, zigzag, zigzag_applies
+from parallel.row_shard import break_even_rows, row_shard
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Rows and visited keys of each rank, and the largest visits over their mean."""
+
+    rows: tuple[int, ...]
+    visits: tuple[int, ...]
+    why: str = ""
+
+    @property
+    def imbalance(self) -> float:
+        """1.0 is perfect."""
+        return imbalance(self.visits)
+
+
+def prefill_shares(setup: Setup, step: Step, limit: int | None = None) -> Shares:
+    """Rows and visits over the prefill ranks; `limit` keys a row at most (sparse attention)."""
+    ranks = setup.sizes.pcp
+    if ranks > 1 and setup.split == "head-tail":
+        layout = head_tail([step.rows], [step.start], [True], ranks, setup.sizes.dcp)
+        return _shares(layout.rank_rows, head_tail_visits(layout, limit))
+    positions = np.arange(step.start, step.end, dtype=np.int64)
+    if ranks > 1 and setup.split == "interleave" and interleave_applies([step.rows], ranks):
+        dealt = interleave([step.rows], ranks)
+        return _shares(dealt.rank_rows(), row_visits(dealt, positions, limit))
+    if ranks > 1 and setup.split == "zigzag" and zigzag_applies([step.rows], ranks):
+        blocks = zigzag([step.rows], [step.start], ranks)
+        return _shares(blocks.rank_rows(), row_visits(blocks, positions, limit))
+    seen = positions + 1 if limit is None else np.minimum(positions + 1, limit)
+    return _shares([step.rows] * ranks, [int(seen.sum())] * ranks)
+
+
+def shard_least_rows(setup: Setup, step: Step) -> tuple[int | None, str]:
+    """(rows from which the TP ranks share the scoring, why); None: they never do."""
+    tp = setup.sizes.tp
+    if tp == 1:
+        return None, "one TP rank"
+    if setup.sizes.dcp > 1 or setup.sizes.pcp > 1:
+        return None, "off beside context parallelism"
+    if not setup.qchunk:
+        return None, "the ragged indexer has no row shard"
+    given = setup.attention.indexer_tp_shard_min_rows
+    if given is not None:
+        return given, "--indexer-tp-shard-min-rows"
+    if not step.rows:
+        return None, "no prefill rows"
+    model, device = setup.model, setup.device
+    per_visit = 2 * model["index_n_heads"] * model["index_head_dim"] / device.score
+    least = break_even_rows(
+        step.visits / step.rows, model["index_topk"], tp, per_visit, device.link * device.link_share, device.exchange
+    )
+    return least, "cost rule"
+
+
+def scoring_shares(setup: Setup, step: Step) -> Shares:
+    """Rows and visits of the indexer's scoring on the TP ranks of one prefill rank (the busiest one's)."""
+    least, why = shard_least_rows(setup, step)
+    if setup.sizes.pcp > 1:
+        shares = prefill_shares(setup, step)
+        return Shares(shares.rows, shares.visits, why)
+    sizes = None if least is None else row_shard([step.end], [step.rows], setup.sizes.tp, least)
+    if sizes is None:
+        ranks = setup.sizes.tp
+        return Shares((step.rows,) * ranks, (step.visits,) * ranks, f"every rank scores all rows ({why})")
+    stops = np.cumsum(sizes) + step.start
+    starts = stops - sizes
+    visits = (starts + 1 + stops) * (stops - starts) // 2
+    return Shares(tuple(sizes), tuple(visits.tolist()), why)
+
+
+def dcp_tokens(setup: Setup, context: int) -> list[int]:
+    """Latent rows of a context of so many tokens on each decode-context rank."""
+    sizes = setup.sizes
+    return [int(local_lengths([context], sizes.dcp, rank, sizes.interleave)[0]) for rank in range(sizes.dcp)]
+
+
+def _shares(rows: Sequence[int] | np.ndarray, visits: Sequence[int] | np.ndarray) -> Shares:
+    return Shares(tuple(map(int, rows)), tuple(map(int, visits)))
