@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from attention import flags as attention_flags
 from attention.flags import AttentionFlags
 from glm_runtime.config import ConfigError
+from glm_runtime.guard import limits as guard_flags
+from glm_runtime.guard.limits import GuardFlags
 from parallel import flags as parallel_flags
 from parallel.flags import ParallelFlags
 from policies.ledger import flags as ledger_flags
@@ -43,6 +45,7 @@ class Options:
     ledger: LedgerFlags = field(default_factory=LedgerFlags)
     attention: AttentionFlags = field(default_factory=AttentionFlags)
     parallel: ParallelFlags = field(default_factory=ParallelFlags)
+    guard: GuardFlags = field(default_factory=GuardFlags)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -54,15 +57,16 @@ class Options:
             ledger = ledger_flags.from_values(values)
             attention = attention_flags.from_values(values)
             parallel = parallel_flags.from_values(values)
-        except (ledger_flags.FlagError, attention_flags.FlagError, parallel_flags.FlagError) as error:
+            guard = guard_flags.from_values(values)
+        except _FLAG_ERRORS as error:
             raise ConfigError(error) from None
         own = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name not in _GROUPS}
-        return cls(**own, ledger=ledger, attention=attention, parallel=parallel)
+        return cls(**own, ledger=ledger, attention=attention, parallel=parallel, guard=guard)
 
     @classmethod
     def names(cls) -> set[str]:
         """Every name that `of` reads."""
-        groups = (LedgerFlags, AttentionFlags, ParallelFlags)
+        groups = (LedgerFlags, AttentionFlags, ParallelFlags, GuardFlags)
         grouped = {name for group in groups for name in group.__dataclass_fields__}
         return (set(cls.__dataclass_fields__) | grouped) - _GROUPS
 
@@ -76,7 +80,8 @@ class Options:
         }
 
 
-_GROUPS = {"ledger", "attention", "parallel"}  # fields of Options that hold a slot's flags
+_GROUPS = {"ledger", "attention", "parallel", "guard"}  # fields of Options that hold a group's flags
+_FLAG_ERRORS = (ledger_flags.FlagError, attention_flags.FlagError, parallel_flags.FlagError, guard_flags.FlagError)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -134,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ledger_flags.add_arguments(parser)
     attention_flags.add_arguments(parser)
     parallel_flags.add_arguments(parser)
+    guard_flags.add_arguments(parser)
 
 
 def once(argv: Sequence[str]) -> None:

@@ -10,9 +10,13 @@ from typing import Any
 
 
 def register() -> None:
-    """Add our routes to SGLang's FastAPI app."""
+    """Add our routes to SGLang's FastAPI app, and the guard's layer around it."""
     from sglang.srt.entrypoints.http_server import app
 
+    from glm_runtime.guard.front import Front
+
+    if not any(layer.cls is Front for layer in app.user_middleware):
+        app.add_middleware(Front)
     known = {getattr(route, "path", None) for route in app.routes}
     for path, endpoint in (("/policy", policy), ("/steps", steps)):
         if path not in known:

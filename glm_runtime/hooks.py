@@ -15,6 +15,8 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | managers.scheduler.Scheduler.get_internal_state| AFTER  | any | neither has the state report                         |
 | entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |
 | entrypoints.engine.kill_process_tree           | AROUND | any | Engine.shutdown also kills Python's resource tracker |
+| managers.tokenizer_manager.TokenizerManager    | AROUND | any | requests are not checked (see guard/hook.py for which|
+|   .generate_request and four more              |        |     | methods and why)                                     |
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from glm_runtime import ending, record, report, stock_steps
 from glm_runtime.config import RuntimeConfig
+from glm_runtime.guard import hook as guard_hook
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,8 @@ def register(request: RuntimeConfig) -> None:
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)
     HookRegistry.register(KILL_TREE, spare_tracker, HookType.AROUND)
+    for target, hook in guard_hook.hooks().items():
+        HookRegistry.register(target, hook, HookType.AROUND)
 
 
 def adjust_without_cuda(original: Callable[..., Any], server_args: Any) -> Any:

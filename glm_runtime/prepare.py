@@ -132,7 +132,7 @@ def request_for(options: Options, device: str, ranks: int, usage: Usage = "serve
     policy = resolve(options.policy, options.overrides())
     knobs = ledger_knobs(options, policy, device, ranks, usage) | attention_knobs(options, policy, device, ranks)
     knobs |= record.knobs(options.record, options.record_text)
-    knobs |= parallel_knobs(options, policy, device)
+    knobs |= parallel_knobs(options, policy, device) | options.guard.knobs()
     for slot in ("scheduler", "indexer", "prefill_kv"):  # the split is SGLang's to import: see refuse.prefill_ranks
         policy.impl(slot).load()
     if device != "cpu":

@@ -76,6 +76,13 @@ SYMBOLS = (
     Symbol(
         "sglang.srt.managers.tokenizer_manager.SignalHandler.running_phase_sigquit_handler", ("self", "signum", "frame")
     ),
+    Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request", ("self", "obj", "request")),
+    Symbol(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request", ("self", "obj", "input_ids")
+    ),
+    Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager._init_req_state", ("self", "obj", "request")),
+    Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request", ("self", "rid", "abort_all")),
+    Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager._mark_state_dispatched", ("self", "rid")),
     Symbol("sglang.srt.entrypoints.http_server.app"),
     Symbol("sglang.srt.entrypoints.http_server.get_global_state", ()),
     Symbol("sglang.srt.arg_groups.choices.add_attention_backend_choices"),
