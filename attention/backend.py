@@ -23,12 +23,13 @@ import torch.nn.functional as F
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.model_executor.forward_context import get_attn_backend
 
-from attention import dense
+from attention import dense, shard_check
 from attention.batch import AttentionBatch
 from attention.geometry import Geometry
 from attention.layouts import IndexCache, LatentCache, store_index, store_latent
 from attention.scratch import Scratch
-from parallel.collectives import all_gather_rows
+from attention.shards import Shards
+from parallel.collectives import all_gather_rows, sub_group
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -116,7 +117,8 @@ class GlmCpuBackend(AttentionBackend):
         self.req_to_token = runner.req_to_token_pool.req_to_token
         self.page_size = runner.token_to_kv_pool.page_size
         self.rank_dim = runner.model_config.kv_lora_rank
-        geometry = geometry_of(runner, knobs or {})
+        self.shards = shards_of(runner)
+        geometry = geometry_of(runner, knobs or {}, self.shards)
         self.topk = geometry.topk
         self.slots = slots.made(geometry)
         self.scratch = Scratch(scratch_mb << 20)
@@ -127,6 +129,15 @@ class GlmCpuBackend(AttentionBackend):
         self.dense_rows = 0  # since start, once a step
         self.sparse_rows = 0
         self._causal: torch.Tensor | None = None
+        self._stored: tuple[torch.Tensor, torch.Tensor] | None = None  # under shards: rows that this rank keeps, where
+        if self.shards is not None:
+            if not getattr(self.slots.prefill, "READS_SHARDS", False):
+                raise ValueError(
+                    f"--prefill-kv {self.slots.prefill_name} reads a whole cache; use paged or workspace, or set "
+                    "--decode-context-parallel-size 1"
+                )
+            shard_check.run(self.shards, geometry.latent_kind, geometry.dtype)
+            self.shards.moved.clear()
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan one forward: which rows belong to whom, and where their pages lie."""
@@ -145,6 +156,7 @@ class GlmCpuBackend(AttentionBackend):
         self.batch = AttentionBatch(start, seq_lens, (first_slots // self.page_size).to(torch.int32), self.page_size)
         self.rows = int(start[-1])
         self.write_slots = forward_batch.out_cache_loc[: self.rows].long()
+        self._stored = None if self.shards is None else self.shards.owned(self.write_slots)
         short = dense.dense_rows(self.batch, self.topk)
         self.dense_rows += short
         self.sparse_rows += self.rows - short
@@ -154,9 +166,11 @@ class GlmCpuBackend(AttentionBackend):
     def facts(self) -> dict[str, Any]:
         """Memory and counters of attention since start, for GET /policy: plain JSON values."""
         rows = {"dense": self.dense_rows, "sparse": self.sparse_rows}
-        return {"scratch_bytes": self.scratch.nbytes, "scratch_peak_bytes": self.scratch.peak, "rows": rows} | (
-            self.slots.facts()
-        )
+        facts = {"scratch_bytes": self.scratch.nbytes, "scratch_peak_bytes": self.scratch.peak, "rows": rows}
+        if self.shards is not None:
+            latent_bytes = sum(buffer.nbytes for buffer in self.token_to_kv_pool.kv_buffer)
+            facts["shards"] = self.shards.facts() | {"latent_bytes": latent_bytes}
+        return facts | self.slots.facts()
 
     def forward(
         self,
@@ -185,8 +199,7 @@ class GlmCpuBackend(AttentionBackend):
         q = q.view(-1, heads, layer.head_dim)[:rows]
         cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
         if save_kv_cache:
-            latent = k.view(-1, layer.head_dim)[:rows]
-            store_latent(cache, self.write_slots, latent[:, :dim], latent[:, dim:])
+            self._store(cache, k.view(-1, layer.head_dim)[:rows])
         ids = kwargs["topk_indices"][:rows]
         attended = self.slots.prefill.attend(
             self.batch, q[..., :dim], q[..., dim:], cache, ids, layer.scaling, self.scratch
@@ -216,15 +229,23 @@ class GlmCpuBackend(AttentionBackend):
         if self.batch is None or rows == 0:
             return torch.zeros_like(q_nope)
         cache = self.token_to_kv_pool.latent_cache(layer_id)
-        if cache.buffer.dtype == latent.dtype:
-            cache.buffer.index_copy_(0, self.write_slots, latent[:rows])
-        else:
-            store_latent(cache, self.write_slots, latent[:rows, : self.rank_dim], latent[:rows, self.rank_dim :])
+        self._store(cache, latent[:rows])
         attend = self.slots.prefill.attend
         seen = attend(self.batch, q_nope[:rows], q_rope[:rows], cache, ids[:rows], scale, self.scratch)
         if rows == q_nope.shape[0]:
             return seen
         return torch.cat([seen, seen.new_zeros(q_nope.shape[0] - rows, *seen.shape[1:])])
+
+    def _store(self, cache: LatentCache, latent: torch.Tensor) -> None:
+        """Write the rows' latent keys [rows, 576], under shards those that this rank owns."""
+        slots = self.write_slots
+        if self._stored is not None:
+            which, slots = self._stored
+            latent = latent[which]
+        if cache.buffer.dtype == latent.dtype:
+            cache.buffer.index_copy_(0, slots, latent)
+        else:
+            store_latent(cache, slots, latent[:, : self.rank_dim], latent[:, self.rank_dim :])
 
     def index(self, q: torch.Tensor, k: torch.Tensor, gates: torch.Tensor, layer_id: int, topk: int) -> torch.Tensor:
         """Store the rows' index keys of a full layer, then select.
@@ -266,7 +287,23 @@ class GlmCpuBackend(AttentionBackend):
         return 1
 
 
-def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any]) -> Geometry:
+def shards_of(runner: ModelRunner) -> Shards | None:
+    """How this rank shares the latent cache, and with whom; None where each rank holds all of it.
+
+    Ranks next to each other in the tensor-parallel group share one cache.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    pool, parallel = runner.token_to_kv_pool, get_parallel()
+    size = getattr(pool, "dcp_size", 1)
+    if size == 1:
+        return None
+    group = sub_group(parallel.tp_group.device_group, size)
+    pool.shards = Shards(size, parallel.tp_rank % size, pool.interleave, group)
+    return pool.shards
+
+
+def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any], shards: Shards | None = None) -> Geometry:
     """Sizes of this rank's attention, read off SGLang's model runner."""
     from sglang.srt.runtime_context import get_parallel
 
@@ -276,7 +313,7 @@ def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any]) -> Geometry:
     return Geometry(
         max_model_len=runner.model_config.context_len,
         max_requests=runner.req_to_token_pool.req_to_token.shape[0],
-        pool_tokens=pool.size + pool.page_size,
+        pool_tokens=pool.slots,
         topk=config.index_topk,
         index_heads=config.index_n_heads,
         index_dim=config.index_head_dim,
@@ -288,6 +325,7 @@ def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any]) -> Geometry:
         rank=parallel.tp_rank,
         exchange=partial(all_gather_rows, group=parallel.tp_group.device_group) if shared else None,
         free_bytes=psutil.virtual_memory().available,
+        shards=shards,
     )
 
 

@@ -98,5 +98,8 @@ class AttentionBatch:
 
     def context_slots(self, request: int) -> Tensor:
         """Cache slots of positions 0 to ``seq_lens[request] - 1``, int64."""
-        position = torch.arange(int(self.seq_lens[request]))
+        return self.slots_of(request, torch.arange(int(self.seq_lens[request])))
+
+    def slots_of(self, request: int, position: Tensor) -> Tensor:
+        """Cache slots of a request's positions, int64 of their shape."""
         return self.page_table[request].long()[position // self.page_size] * self.page_size + position % self.page_size

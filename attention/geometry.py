@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from attention.shards import Shards
+
 Exchange = Callable[[torch.Tensor, Sequence[int]], None]
 
 
@@ -29,6 +31,7 @@ class Geometry:
         ranks, rank: tensor-parallel group. exchange: fills an int32 [rows, topk] of which this rank has its own part,
             given the rows of each rank; None with one rank.
         free_bytes: memory free when the slots are made; None: unknown.
+        shards: how the ranks share the latent cache; None: each holds all of it.
     """
 
     max_model_len: int
@@ -45,6 +48,12 @@ class Geometry:
     rank: int = 0
     exchange: Exchange | None = None
     free_bytes: int | None = None
+    shards: Shards | None = None
+
+    @property
+    def context_rows(self) -> int:
+        """Rows of one context of `max_model_len` positions at most; under decode context parallel whole rounds."""
+        return self.max_model_len if self.shards is None else self.shards.rounds(self.max_model_len)
 
     def afford(self, nbytes: int, what: str, flag: str) -> None:
         """Raises ValueError, naming what is asked for and the way out, where `nbytes` exceed the free memory."""
@@ -60,4 +69,4 @@ class Geometry:
         NOTE: contexts that share a prefix count it once each, so a step may hold more rows than the pool; it then
         takes one request group more. A single context always fits the pool.
         """
-        return max(1, min(rows, self.max_requests * self.max_model_len, self.pool_tokens))
+        return max(1, min(rows, self.max_requests * self.context_rows, self.pool_tokens))

@@ -5,7 +5,8 @@
     out[h]  = sum_j softmax_j(s[h])[j] * latent[slot(j), :512]               lse[h] = ln sum_j exp s[h, j]
 
 The query is absorbed: the latent row is key and value of every head. ``attend_rows`` is the same sum over rows named by
-their place in the buffer, for callers that gathered them.
+their place in the buffer, for callers that gathered them. A cache of which each rank holds a share (``shards.py``) is
+attended on every rank, and the results are merged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from attention import kernels
 from attention.batch import AttentionBatch
 from attention.layouts import NOPE_DIM, ROPE_DIM, LatentCache
 from attention.scratch import Scratch
+from attention.shards import ShardedCache
+
+READS_SHARDS = True
 
 
 @overload
@@ -72,6 +76,14 @@ def attend(
     """
     if q_nope.shape[0] < batch.rows:
         raise ValueError(f"q_nope: {q_nope.shape[0]} rows, the batch has {batch.rows}")
+    if isinstance(cache, ShardedCache):
+        _check(q_nope, q_rope, topk_ids)
+        rows = batch.rows
+        out, lse = cache.attend(batch, q_nope[:rows], q_rope[:rows], topk_ids[:rows], scale, scratch)
+        if rows < q_nope.shape[0]:
+            out = torch.cat([out, out.new_zeros(q_nope.shape[0] - rows, *out.shape[1:])])
+            lse = torch.cat([lse, lse.new_full((q_nope.shape[0] - rows, lse.shape[1]), float("-inf"))])
+        return (out, lse) if return_lse else out
     return _run(batch, q_nope, q_rope, cache, topk_ids, scale, scratch, return_lse)
 
 
@@ -118,6 +130,16 @@ def _run(
     scratch: Scratch,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    _check(q_nope, q_rope, ids)
+    n, heads = q_nope.shape[:2]
+    out = torch.empty((n, heads, NOPE_DIM), dtype=q_nope.dtype, device=q_nope.device)
+    lse = torch.empty((n, heads), dtype=torch.float32, device=q_nope.device)
+    scratch.clear()
+    kernels.active(q_nope).attend(batch, q_nope, q_rope, cache, ids.contiguous(), scale, scratch, out, lse)
+    return (out, lse) if return_lse else out
+
+
+def _check(q_nope: Tensor, q_rope: Tensor, ids: Tensor) -> None:
     n, heads = q_nope.shape[:2]
     if q_nope.shape != (n, heads, NOPE_DIM) or q_nope.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"q_nope: [n, heads, {NOPE_DIM}] float32 or bfloat16 is needed, not {list(q_nope.shape)}")
@@ -125,8 +147,3 @@ def _run(
         raise ValueError(f"q_rope: [{n}, {heads}, {ROPE_DIM}] {q_nope.dtype} is needed, not {list(q_rope.shape)}")
     if ids.dim() != 2 or ids.shape[0] != n or ids.dtype != torch.int32:
         raise ValueError(f"topk_ids: int32 [{n}, k] is needed, not {list(ids.shape)} {ids.dtype}")
-    out = torch.empty((n, heads, NOPE_DIM), dtype=q_nope.dtype, device=q_nope.device)
-    lse = torch.empty((n, heads), dtype=torch.float32, device=q_nope.device)
-    scratch.clear()
-    kernels.active(q_nope).attend(batch, q_nope, q_rope, cache, ids.contiguous(), scale, scratch, out, lse)
-    return (out, lse) if return_lse else out

@@ -5,6 +5,11 @@
 
 SGLang's in-tree pool keeps fp8 index keys whatever the cache dtype, and writes through Triton. Here the index keys
 follow the cache dtype, and writes go through `attention.layouts`. Addressing, allocation and lifecycle stay SGLang's.
+
+Under decode context parallel the allocator, the radix tree and the index keys see the slots of an unsharded cache; a
+rank's latent buffer has a row for each slot that it owns, and nothing else changes (`attention/shards.py`):
+
+    kv_buffer[layer]     [slots / W, 1, ...]          slots: the pool's tokens and one page for padding
 """
 
 from __future__ import annotations
@@ -16,7 +21,10 @@ import torch
 from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
+from attention.batch import PAGE_SIZE
 from attention.layouts import IndexCache, LatentCache
+from attention.shards import ShardedCache, Shards
+from parallel.dcp import page_tokens
 
 Cache = TypeVar("Cache")
 
@@ -54,6 +62,11 @@ class CpuDsaPool(DSATokenToKVPool):
             return "fp8_packed"
         return str(self.dtype).removeprefix("torch.")
 
+    @property
+    def slots(self) -> int:
+        """Token slots, the page for padding included."""
+        return int(self.size + self.page_size)
+
     def latent_cache(self, layer_id: int) -> LatentCache:
         """Latent rows of one layer, [slots, row]."""
         layer = layer_id - self.start_layer
@@ -82,3 +95,58 @@ class CpuDsaPool(DSATokenToKVPool):
             entry = kept[key] = (buffer, make())
         view: Cache = entry[1]
         return view
+
+
+class ShardedDsaPool(CpuDsaPool):
+    """`CpuDsaPool` of one rank under decode context parallel: every `size`-th run of `interleave` latent rows.
+
+    NOTE: SGLang hands over the allocator's page, whole rounds of runs; index pages stay at 64 tokens.
+    """
+
+    dcp_size = 1
+    interleave = 1
+    shards: Shards | None = None  # set by the backend, which knows the group
+
+    def __init__(self, size: int, page_size: int, *args: Any, **kwargs: Any) -> None:
+        if page_size != page_tokens(self.dcp_size, self.interleave, PAGE_SIZE) or size % page_size:
+            raise ValueError(
+                f"--page-size {page_size} and {size} tokens: {self.dcp_size} ranks with runs of {self.interleave} need "
+                f"whole pages of {page_tokens(self.dcp_size, self.interleave, PAGE_SIZE)}"
+            )
+        self.slot_count = size + page_size
+        kwargs["index_buf_size"] = self.slot_count - PAGE_SIZE  # SGLang adds a page
+        super().__init__(size, PAGE_SIZE, *args, **kwargs)
+
+    @property
+    def slots(self) -> int:
+        return self.slot_count
+
+    def _create_buffers(self) -> None:
+        rows = self.slot_count // self.dcp_size
+        self.kv_buffer = [
+            torch.zeros((rows, 1, self.kv_cache_dim), dtype=self.store_dtype, device=self.device)
+            for _ in range(self.layer_num)
+        ]
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        raise NotImplementedError("decode context parallel: rows cannot be moved between ranks")
+
+    def get_cpu_copy(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise NotImplementedError("decode context parallel: a rank holds a share of the rows only")
+
+    def load_cpu_copy(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise NotImplementedError("decode context parallel: a rank holds a share of the rows only")
+
+    def latent_cache(self, layer_id: int) -> LatentCache:
+        """This rank's latent rows of one layer, [slots / W, row]."""
+        assert self.shards is not None, "the backend has not said which rank this is"
+        shards, rows = self.shards, self.kv_buffer[layer_id - self.start_layer]
+        key = ("sharded", layer_id - self.start_layer)
+        return self._kept(key, rows, lambda: ShardedCache(rows.squeeze(1), self.row_kind, shards=shards))
+
+
+def pool_class(dcp_size: int, interleave: int) -> type[CpuDsaPool]:
+    """The pool class of a launch: SGLang makes the object, so the sizes are the class's."""
+    if dcp_size == 1:
+        return CpuDsaPool
+    return type("ShardedDsaPool", (ShardedDsaPool,), {"dcp_size": dcp_size, "interleave": interleave})

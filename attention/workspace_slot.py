@@ -9,6 +9,11 @@
 
     R = min(factor * max_model_len, what a step can fill)
 
+Under decode context parallel each rank gathers its own share of the contexts, as many rows as rank 0 has, and the
+shares are laid one after another; ids are mapped to that order, and nothing has to be merged:
+
+                 workspace  | rank 0: context 0, context 1 | rank 1: context 0, context 1 |     own share: R // W rows
+
 One buffer serves all layers and steps. Its rows hold the values that `paged` takes from the cache in place, and they
 are summed in the same order, so the result has the same bits. A request of one row reads its pages, and so does one
 whose context is not above topk (`dense.py`): there is nothing to reuse.
@@ -29,8 +34,9 @@ from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
 from attention.scratch import Scratch
+from attention.shards import ShardedCache
 from attention.topk_remap import Int32s, PagedRows, WorkspaceRows, remap
-from attention.workspace import plan_groups, workspace_factor, workspace_rows
+from attention.workspace import Group, plan_groups, workspace_factor, workspace_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +50,16 @@ class Paged:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Query rows [first, stop) of a group: cache slots of its contexts, and for the remap the group's page table,
-    the first workspace row of each request, and the request of each row."""
+    """Query rows [first, stop) of a group: rows of the cache to gather, rows of the workspace that this makes, and for
+    the remap the group's page table, the first row of each request, its context length, and the request of each row."""
 
     first: int
     stop: int
     slots: Tensor
-    pages: Int32s
-    starts: Int32s
+    rows: int
+    pages: PagedRows
+    starts: WorkspaceRows
+    lengths: Int32s
     owner: Int32s
 
 
@@ -74,6 +82,8 @@ class _Plan:
 class Workspace:
     """The slot of one rank.
 
+    NOTE: under decode context parallel `attend` is a collective call: every rank has the same batch.
+
     Args:
         geometry: sizes; knob `sparse_mla_prefill_workspace_factor` (None: vLLM's rule).
         max_rows: R in place of the knob's.
@@ -82,17 +92,22 @@ class Workspace:
         ValueError: a factor below 2.
     """
 
+    READS_SHARDS = True
+
     def __init__(self, geometry: Geometry, max_rows: int | None = None) -> None:
         factor = geometry.knobs.get("sparse_mla_prefill_workspace_factor")
         self.factor = workspace_factor(geometry.max_model_len) if factor is None else int(factor)
         rows = workspace_rows(geometry.max_model_len, self.factor) if max_rows is None else max_rows
-        self.rows = geometry.step_rows(rows)
+        self.shards = geometry.shards
+        self.rows = geometry.step_rows(rows if self.shards is None else max(rows, geometry.context_rows))
         self.topk = geometry.topk
         self.dtype = row_dtype(geometry.latent_kind, geometry.dtype)
-        need = self.rows * LATENT_DIM * self.dtype.itemsize
+        share = 0 if self.shards is None else self.rows // self.shards.size
+        need = (self.rows + share) * LATENT_DIM * self.dtype.itemsize
         geometry.afford(need, "the prefill workspace", "--sparse-mla-prefill-workspace-factor")
         # NOTE: pages of this buffer become real memory when they are first written.
         self.buffer = torch.empty((self.rows, LATENT_DIM), dtype=self.dtype)
+        self.own = torch.empty((share, LATENT_DIM), dtype=self.dtype)
         self.counters = Counters()
         self._plan: _Plan | None = None
 
@@ -102,7 +117,7 @@ class Workspace:
         return {
             "sparse_mla_prefill_workspace_factor": self.factor,
             "prefill_workspace_rows": self.rows,
-            "prefill_workspace_bytes": self.buffer.numel() * self.buffer.element_size(),
+            "prefill_workspace_bytes": (self.buffer.numel() + self.own.numel()) * self.buffer.element_size(),
             "prefill_rows": {"paged": done.paged_rows, "gathered": done.gathered_rows},
             "prefill_work": {"gathers": done.gathers, "workspace_rows": done.workspace_rows},
         }
@@ -132,14 +147,21 @@ class Workspace:
             at = slice(piece.first, piece.stop)
             scratch.clear()
             run = kernels.active().attend
+            if isinstance(piece, Paged) and isinstance(cache, ShardedCache):
+                out[at], lse[at] = cache.attend(piece.batch, q_nope[at], q_rope[at], ids[at], scale, scratch)
+                continue
             if isinstance(piece, Paged):
                 run(piece.batch, q_nope[at], q_rope[at], cache, ids[at], scale, scratch, out[at], lse[at])
                 continue
-            rows = piece.slots.shape[0]
-            gathered = LatentCache(self.buffer[:rows], str(self.dtype).removeprefix("torch."))
-            kernels.active().gather(cache, piece.slots, gathered.buffer)
+            gathered = LatentCache(self.buffer[: piece.rows], str(self.dtype).removeprefix("torch."))
+            if self.shards is None:
+                kernels.active().gather(cache, piece.slots, gathered.buffer)
+            else:
+                own = self.own[: piece.slots.shape[0]]
+                kernels.active().gather(cache, piece.slots, own)
+                self.shards.gather(own, gathered.buffer)
             self.counters.gathers += 1
-            self.counters.workspace_rows += rows
+            self.counters.workspace_rows += piece.rows
             moved = self._moved(piece, ids[at])
             run(None, q_nope[at], q_rope[at], gathered, moved, scale, scratch, out[at], lse[at])
         out[batch.rows :].zero_()
@@ -160,20 +182,13 @@ class Workspace:
         if row_dtype(cache.kind, q_nope.dtype) != self.dtype:
             raise ValueError(f"cache: {cache.kind} rows for {q_nope.dtype} queries; the workspace holds {self.dtype}")
 
-    @staticmethod
-    def _moved(piece: Gathered, ids: Tensor) -> Tensor:
+    def _moved(self, piece: Gathered, ids: Tensor) -> Tensor:
         """Workspace rows of request-local ids. Raises ValueError for an id past its request's context."""
-        moved, _ = remap(
-            ids.numpy(),
-            piece.owner,
-            piece.owner,
-            PagedRows(piece.pages, PAGE_SIZE, PAGE_SIZE),
-            WorkspaceRows(piece.starts),
-        )
-        ends = np.append(piece.starts[1:], np.int32(piece.slots.shape[0]))
-        past = moved.max(axis=1, initial=-1) >= ends[piece.owner]
+        past = ids.numpy().max(axis=1, initial=-1) >= piece.lengths[piece.owner]
         if past.any():
             raise ValueError(f"topk_ids: row {piece.first + int(past.argmax())} has an id outside its context")
+        placement = None if self.shards is None else self.shards.placement
+        moved, _ = remap(ids.numpy(), piece.owner, piece.owner, piece.pages, piece.starts, placement)
         return torch.from_numpy(moved)
 
     def _planned(self, batch: AttentionBatch) -> _Plan:
@@ -188,20 +203,35 @@ class Workspace:
                     self.counters.paged_rows += b - a
                     continue
                 self.counters.gathered_rows += b - a
-                for group in plan_groups(batch.seq_lens[first:stop].tolist(), self.rows, first):
-                    members = slice(group.request_start, group.request_stop)
-                    queries = batch.query_start.diff()[members].numpy()
-                    self._plan.pieces.append(
-                        Gathered(
-                            starts[group.request_start],
-                            starts[group.request_stop],
-                            torch.cat([batch.context_slots(r) for r in range(group.request_start, group.request_stop)]),
-                            batch.page_table[members].numpy(),
-                            np.asarray(group.starts, dtype=np.int32),
-                            np.repeat(np.arange(len(group.starts), dtype=np.int32), queries),
-                        )
-                    )
+                lengths = batch.seq_lens[first:stop].tolist()
+                if self.shards is not None:
+                    lengths = [self.shards.rounds(length) for length in lengths]
+                for group in plan_groups(lengths, self.rows, first):
+                    self._plan.pieces.append(self._gathered(batch, group))
         return self._plan
+
+    def _gathered(self, batch: AttentionBatch, group: Group) -> Gathered:
+        """What to gather for a group, and how its ids are mapped."""
+        starts, members = batch.query_start.tolist(), slice(group.request_start, group.request_stop)
+        requests = range(group.request_start, group.request_stop)
+        at = np.asarray(group.starts, dtype=np.int32)
+        table = batch.page_table[members]
+        if self.shards is None:
+            slots = torch.cat([batch.context_slots(r) for r in requests])
+            pages, places = PagedRows(table.numpy(), PAGE_SIZE, PAGE_SIZE), WorkspaceRows(at)
+        else:
+            slots = torch.cat([self.shards.context_rows(batch, r) for r in requests])
+            pages, places = self.shards.pages(table), WorkspaceRows(at // self.shards.size, slots.shape[0])
+        return Gathered(
+            starts[group.request_start],
+            starts[group.request_stop],
+            slots,
+            group.rows,
+            pages,
+            places,
+            batch.seq_lens[members].numpy(),
+            np.repeat(np.arange(len(at), dtype=np.int32), batch.query_start.diff()[members].numpy()),
+        )
 
 
 def row_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:

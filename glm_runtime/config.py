@@ -14,6 +14,9 @@ from typing import Any
 
 import msgspec
 
+from attention.batch import PAGE_SIZE
+from parallel.dcp import page_tokens
+
 ENV = "GLM_RUNTIME_CONFIG"
 PLUGIN = "glm_runtime"  # our entry-point name in both of SGLang's plugin groups
 
@@ -44,6 +47,15 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     pack_weights: bool = True
     knobs: dict[str, Any] = {}
     failures: str = ""
+
+    def sharding(self) -> tuple[int, int]:
+        """Ranks that share a KV cache under decode context parallel, and the tokens of a run; (1, 1): nobody does."""
+        dcp, run = self.knobs.get("decode_context_parallel_size"), self.knobs.get("cp_kv_cache_interleave_size")
+        return int(dcp or 1), int(run or 1)
+
+    def page_tokens(self) -> int:
+        """Tokens of a page of the KV allocator on CPU."""
+        return page_tokens(*self.sharding(), PAGE_SIZE)
 
     def publish(self) -> None:
         """Make this the request of every process started from here, and let SGLang find our plugins."""

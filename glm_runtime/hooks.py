@@ -8,6 +8,7 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | arg_groups.model_hook.handle_model_specific_...| AROUND | cpu | asks torch.cuda for its capability, every DSA model  |
 | layers.rotary_embedding.factory.get_rope_cpu   | AROUND | cpu | asserts that rope_scaling is given                   |
 | ...DefaultPoolConfigurator._compute_dsa_...    | AROUND | cpu | sizes index keys as fp8 whatever the pool stores     |
+| ...DefaultPoolConfigurator._compute_cell_size  | AROUND | cpu | counts whole latent rows: with -dcp only, see below  |
 | managers.scheduler.Scheduler.run_batch         | AROUND | any | stock scheduling has no step record                  |
 | managers.scheduler...process_batch_result      | AROUND | any | the same                                             |
 | ...output_streamer.SchedulerOutputStreamer...  | BEFORE | any | --record: no callback tells that a request ended     |
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 MODEL_ADJUSTMENTS = "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments"
 ROPE_CPU = "sglang.srt.layers.rotary_embedding.factory.get_rope_cpu"
 INDEX_CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_dsa_indexer_cell_size"
+CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size"
 RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 RESULT = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 STREAM = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
@@ -52,6 +54,8 @@ def register(request: RuntimeConfig) -> None:
         HookRegistry.register(MODEL_ADJUSTMENTS, adjust_without_cuda, HookType.AROUND)
         HookRegistry.register(ROPE_CPU, rope_without_scaling, HookType.AROUND)
         HookRegistry.register(INDEX_CELL, index_cell_bytes, HookType.AROUND)
+        if request.sharding()[0] > 1:
+            HookRegistry.register(CELL, shared_cell_bytes(request.sharding()[0]), HookType.AROUND)
     if request.slots["scheduler"] != "ledger":  # which keeps its own record
         run_batch, process = stock_steps.hooks(request.knobs.get("step_log"))
         HookRegistry.register(RUN_BATCH, run_batch, HookType.AROUND)
@@ -96,6 +100,21 @@ def index_cell_bytes(original: Callable[..., Any], self: Any, *, kvc: Any, num_l
         return int(fp8)
     fp8_row = 128 + 4
     return int(fp8 // fp8_row * 128 * torch.empty((), dtype=kvc.kv_cache_dtype).element_size())
+
+
+def shared_cell_bytes(ranks: int) -> Callable[..., int]:
+    """Bytes of a token where `ranks` share the latent rows; index keys are whole on each.
+
+    NOTE: SGLang's own decode context parallel counts a token as `ranks` of them, so its books cannot be compared with
+    its pool and its leak check lets any difference pass. Here a token is a token, and a rank's share of it is smaller.
+    """
+
+    def cell_bytes(original: Callable[..., Any], self: Any, kvc: Any, num_layers: int) -> int:
+        whole = int(original(self, kvc, num_layers))
+        index = int(self._compute_dsa_indexer_cell_size(kvc=kvc, num_layers=num_layers))
+        return index + -(-(whole - index) // ranks)
+
+    return cell_bytes
 
 
 def add_report(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:

@@ -46,11 +46,18 @@ def full_layers(config: Mapping[str, Any]) -> int:
     return layers if types is None else sum(t == "full" for t in types[:layers])
 
 
-def token_bytes(config: Mapping[str, Any], kind: str) -> int:
-    """Bytes that one token takes in the whole pool of one rank (the latent is replicated over TP ranks)."""
-    return int(config["num_hidden_layers"]) * latent_row_bytes(kind) + full_layers(config) * index_row_bytes(kind)
+def token_bytes(config: Mapping[str, Any], kind: str, shards: int = 1) -> int:
+    """Bytes that one token takes in the whole pool of one rank.
+
+    Tensor-parallel ranks hold the same latent rows; under decode context parallel `shards` of them share one copy, so
+    that a rank has 1/shards of the rows. Index keys are whole on every rank.
+    """
+    latent = int(config["num_hidden_layers"]) * latent_row_bytes(kind)
+    return -(-latent // shards) + full_layers(config) * index_row_bytes(kind)
 
 
-def pool_tokens(free_bytes: int, config: Mapping[str, Any], kind: str) -> int:
+def pool_tokens(
+    free_bytes: int, config: Mapping[str, Any], kind: str, shards: int = 1, page_size: int = PAGE_SIZE
+) -> int:
     """Tokens, whole pages, that `free_bytes` hold, one page being reserved for padding."""
-    return max(0, free_bytes // token_bytes(config, kind) // PAGE_SIZE - 1) * PAGE_SIZE
+    return max(0, free_bytes // token_bytes(config, kind, shards) // page_size - 1) * page_size

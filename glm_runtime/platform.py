@@ -47,7 +47,8 @@ class CpuPlatform(SRTPlatform):
         """
         server_args.attention_backend = "glm_cpu"
         server_args.sampling_backend = "pytorch"
-        server_args.page_size = 64
+        request = config.asked()
+        server_args.page_size = 64 if request is None else request.page_tokens()
         server_args.disable_cuda_graph = True
         server_args.sleep_on_idle = True
         if server_args.chunked_prefill_size is None:
@@ -61,9 +62,10 @@ class CpuPlatform(SRTPlatform):
 
     def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
         if kind == "dsa":
-            from attention.pool import CpuDsaPool
+            from attention.pool import pool_class
 
-            return CpuDsaPool
+            request = config.asked()
+            return pool_class(*((1, 1) if request is None else request.sharding()))
         return None
 
     def get_compile_backend(self, mode: str | None = None) -> str:

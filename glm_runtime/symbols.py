@@ -50,6 +50,11 @@ SYMBOLS = (
         "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_dsa_indexer_cell_size",
         ("self", "kvc", "num_layers", "allocate_all_layers"),
     ),
+    Symbol(
+        "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
+        ("self", "kvc", "num_layers"),
+    ),
+    Symbol("sglang.srt.mem_cache.memory_pool.MLATokenToKVPool._create_buffers", ("self",)),
     Symbol("sglang.srt.managers.scheduler.Scheduler.get_init_info", ("self",)),
     Symbol("sglang.srt.managers.scheduler.Scheduler.run_batch", ("self", "batch", "pp_proxy_tensors")),
     Symbol("sglang.srt.managers.scheduler.Scheduler.process_batch_result", ("self", "batch", "result")),

@@ -3,6 +3,9 @@
 rank 0   [ a a a | . | . . ]          [ a a a | b | c c ]
 rank 1   [ . . . | b | . . ]    -->   [ a a a | b | c c ]      sizes 3, 1, 2
 rank 2   [ . . . | . | c c ]          [ a a a | b | c c ]
+
+all_gather_equal   x_r [n, ...]      -->  [x_0, x_1, ...]               the same on every rank
+all_to_all         parts_r[to]       -->  [parts_0[r], parts_1[r], ...]
 """
 
 from __future__ import annotations
@@ -39,3 +42,36 @@ def all_gather_rows(rows: torch.Tensor, sizes: Sequence[int], group: dist.Proces
     for work in pending:
         if work is not None:  # None: this rank is not in the group
             work.wait()
+
+
+def all_gather_equal(rows: torch.Tensor, group: dist.ProcessGroup, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Tensors of one shape from every rank: [ranks, *rows.shape], in the type of `rows`, rank 0 first.
+
+    `out`, contiguous and of as many values, is filled where it is given.
+    """
+    shape = (dist.get_world_size(group), *rows.shape)
+    gathered = torch.empty(shape, dtype=rows.dtype, device=rows.device) if out is None else out.view(shape)
+    dist.all_gather(list(gathered.unbind(0)), rows.contiguous(), group=group)
+    return gathered
+
+
+def all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Send `parts[to]` [ranks, ...] to each rank; what came back, in the order of the senders, of the same shape."""
+    received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, parts.contiguous(), group=group)
+    return received
+
+
+def sub_group(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
+    """The part of `group` with this rank, cut into parts of `size` neighbours; a collective call of all processes.
+
+    Raises ValueError where `size` does not divide the group.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) % size:
+        raise ValueError(f"size: {size} does not divide the group of {len(ranks)} ranks")
+    if len(ranks) == size:
+        return group
+    parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
+    made: list[dist.ProcessGroup] = [dist.new_group(members, backend=dist.get_backend(group)) for members in parts]
+    return made[ranks.index(dist.get_rank()) // size]

@@ -17,6 +17,7 @@ Source: vLLM 0.33 v1/attention/backends/utils.py and v1/attention/ops/pcp.py, fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,14 @@ def check_sharding(dcp_size: int, interleave: int, block_size: int | None = None
         raise ValueError(f"--cp-kv-cache-interleave-size must be at least 1, got {interleave}")
     if block_size is not None and block_size % interleave:
         raise ValueError(f"--cp-kv-cache-interleave-size {interleave} must divide the page size {block_size}")
+
+
+def page_tokens(dcp_size: int, interleave: int = 1, block_size: int = 64) -> int:
+    """Tokens of a page that every rank holds an equal, whole share of: the least multiple of `block_size` and W*il.
+
+    With such pages a slot of the paged cache is dealt as its position is: `owner` and `local_index` of the slot.
+    """
+    return math.lcm(block_size, dcp_size * interleave)
 
 
 def owner(positions: Signed, dcp_size: int, interleave: int = 1) -> Signed:
