@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from attention import flags as attention_flags
-from glm_runtime import ending, quiet, record, refuse
+from glm_runtime import decode_ranks, ending, quiet, record, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE
@@ -109,7 +109,7 @@ def parallel_knobs(options: Options, policy: Policy, device: str) -> dict[str, A
         knobs = options.parallel.knobs()
     except parallel_flags.FlagError as error:
         raise ConfigError(error) from None
-    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+    for name in ("prefill_context_parallel_size",):
         if knobs[name] > 1:
             raise ConfigError(f"{parallel_flags.FLAG_OF[name]} {knobs[name]} is not supported yet; drop it")
     split = policy.slots["context_parallel"]
@@ -180,6 +180,7 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
     if request.device == "cpu":
         server_args.dtype = refuse.model_dtype(server_args, config)
     prefill_ranks(server_args, request)
+    decode_ranks.fit(server_args, request)
     if request.slots["scheduler"] != "ledger":
         return
     seqs, tokens = request.knobs["max_num_seqs"], request.knobs["max_num_batched_tokens"]

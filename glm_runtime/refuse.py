@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention.backend_name import NAME
+from glm_runtime import decode_ranks
 from glm_runtime.config import ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE, odd_width, pool_tokens, token_bytes
 from glm_runtime.model_files import override
 from parallel import flags as parallel_flags
+from parallel.dcp import page_tokens
 from policies.ledger.flags import FlagError, check_sglang
 from policies.registry import resolve
 
@@ -47,6 +49,7 @@ ATTENTION = "on CPU attention is glm_cpu"
 GRAPHS = "there are no CUDA graphs on CPU"
 RANKS = "on CPU ranks are tensor-parallel only"
 CONTEXT = "on CPU context parallelism is asked for by --prefill-context-parallel-size"
+DECODE = "on CPU decode context parallelism is asked for by --decode-context-parallel-size alone"
 SECOND_MEMORY = "there is no second memory on CPU"
 LORA = "LoRA is not supported on CPU"
 STREAMS = "the CPU path has no streams to overlap"
@@ -75,7 +78,9 @@ CPU_RULES = (
     Rule("attn_cp_size", "--attn-cp-size", _one, CONTEXT),
     Rule("enable_prefill_cp", "--enable-prefill-cp", _off, CONTEXT),
     Rule("cp_strategy", "--cp-strategy", _off, CONTEXT),
-    Rule("dcp_size", "--dcp-size", _one, "decode context parallelism is not supported on CPU yet"),
+    Rule("dcp_size", "--dcp-size", _one, DECODE),
+    Rule("dcp_comm_backend", "--dcp-comm-backend", _off, DECODE),
+    Rule("dcp_replicate_q_proj", "--dcp-replicate-q-proj", _off, DECODE),
     Rule("pp_size", "--pp-size", _one, RANKS),
     Rule("dp_size", "--dp-size", _one, RANKS),
     Rule("ep_size", "--ep-size", _one, RANKS),
@@ -244,12 +249,19 @@ def cache_kind(server_args: Any, config: Mapping[str, Any]) -> str:
     return model_dtype(server_args, config)
 
 
-def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float, free_bytes: int) -> None:
+def context_memory(
+    server_args: Any,
+    config: Mapping[str, Any],
+    fraction: float,
+    free_bytes: int,
+    sharding: tuple[int, int] = (1, 1),
+) -> None:
     """Raise ConfigError where one request of the full context cannot fit the KV pool.
 
     Args:
         fraction: share of `free_bytes` that the pool may take.
         free_bytes: memory free now, before the weights are loaded.
+        sharding: ranks that share the latent rows, and tokens of a run.
     """
     dtype = model_dtype(server_args, config)
     if dtype not in ("float32", "bfloat16"):
@@ -267,12 +279,14 @@ def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float,
         raise ConfigError(
             f"--context-length {context} exceeds the model's {model_context} positions (max_position_embeddings)"
         )
-    tokens = pool_tokens(int(free_bytes * fraction), config, kind)
+    shards, page = sharding[0], page_tokens(*sharding, PAGE_SIZE)
+    tokens = pool_tokens(int(free_bytes * fraction), config, kind, shards, page)
     limit = server_args.max_total_tokens
-    if limit is not None and limit < MIN_TOKENS:
-        raise ConfigError(f"--max-total-tokens {limit} holds no request; {MIN_TOKENS} tokens are the least")
+    least = max(MIN_TOKENS, 2 * page)
+    if limit is not None and limit < least:
+        raise ConfigError(f"--max-total-tokens {limit} holds no request; {least} tokens are the least")
     if limit is not None and limit > tokens:
-        need = limit * token_bytes(config, kind) / 2**30
+        need = limit * token_bytes(config, kind, shards) / 2**30
         raise ConfigError(
             f"--max-total-tokens {limit} needs {need:.2f} GiB of {kind} KV cache, but free memory gives {tokens} tokens"
             "; lower it, or raise --mem-fraction-static"
@@ -282,7 +296,7 @@ def context_memory(server_args: Any, config: Mapping[str, Any], fraction: float,
             return
         tokens = min(tokens, limit)
     if context > tokens:
-        need = context * token_bytes(config, kind) / 2**30
+        need = context * token_bytes(config, kind, shards) / 2**30
         source = f"--max-total-tokens {limit}" if limit is not None and tokens == limit else "free memory"
         raise ConfigError(
             f"--context-length {context} needs {need:.2f} GiB of {kind} KV cache, but {source} gives {tokens} tokens; "
@@ -300,6 +314,7 @@ def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], 
         except FlagError as error:
             raise ConfigError(error) from None
     prefill_ranks(server_args, request, explicit_split)
+    decode_ranks.check(server_args, request)
     if request.device != "cpu":
         return
     cpu_flags(server_args)
@@ -311,4 +326,4 @@ def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], 
         fraction = 0.5 / ((server_args.tp_size or 1) * request.knobs["prefill_context_parallel_size"])
     elif not 0 < fraction < 1:
         raise ConfigError(f"--mem-fraction-static {fraction} is not between 0 and 1")
-    context_memory(server_args, config, fraction, psutil.virtual_memory().available)
+    context_memory(server_args, config, fraction, psutil.virtual_memory().available, request.sharding())

@@ -73,5 +73,7 @@ def sub_group(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
     if len(ranks) == size:
         return group
     parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
-    made: list[dist.ProcessGroup] = [dist.new_group(members, backend=dist.get_backend(group)) for members in parts]
-    return made[ranks.index(dist.get_rank()) // size]
+    made = [dist.new_group(members, backend=dist.get_backend(group)) for members in parts]
+    own = made[ranks.index(dist.get_rank()) // size]
+    assert isinstance(own, dist.ProcessGroup)
+    return own
