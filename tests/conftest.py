@@ -2,6 +2,7 @@
 
 With `-n 2` two workers share the suite. What shares a server stays in one worker, in its order:
 
+    marked together (name)                tests of that name, of any folder
     marked engine / slots / hall (name)   the folder's tests of that name
     tests/server                          the folder
     all others                            the module
@@ -49,6 +50,9 @@ SERVER_MARKS = ("engine", "slots", "hall")
 def worker_group(item: pytest.Item) -> str:
     """Name of the group of tests that must run in one worker."""
     folder = item.path.parent.name
+    together = item.get_closest_marker("together")
+    if together is not None:
+        return str(together.args[0])
     for name in SERVER_MARKS:
         mark = item.get_closest_marker(name)
         if mark is not None:

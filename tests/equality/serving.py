@@ -56,12 +56,14 @@ class StartError(RuntimeError):
 class Serving:
     """A running engine; a context manager, so that no test leaves a process behind."""
 
+    module = "tests.equality.worker"
+
     def __init__(self, **flags: Any) -> None:
         self.flags = flags
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.equality.worker", json.dumps(flags)],
+            [sys.executable, "-m", self.module, json.dumps(flags)],
             cwd=REPO,
             env=environment,
             stdin=subprocess.PIPE,

@@ -124,8 +124,12 @@ def serve(flags: Json, calls: TextIO, answers: TextIO) -> None:
         engine.shutdown()
 
 
-if __name__ == "__main__":
-    # Answers get a descriptor of their own; whatever the engine's processes print goes to the log.
+def main() -> None:
+    """Serve the engine of the first argument. Answers get a descriptor of their own; what processes print is logged."""
     private = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(json.loads(sys.argv[1]), sys.stdin, private)
+
+
+if __name__ == "__main__":
+    main()
