@@ -4,6 +4,8 @@
                 ──q, latent───────> forward       ──> latent rows into the pool, then prefill.attend ─> [rows, h*512]
 
     rows of a batch     request 0: q q q | request 1: q | ...      (extend rows and decode rows are the same thing here)
+    prefill ranks       under context parallelism `batch` holds this rank's rows; keys of all rows are gathered before
+                        they are stored, so that every rank keeps the full cache
     padding             SGLang may hand over more rows than the batch has (see `glm_runtime/cpu_rows.py`): extra rows
                         are neither stored nor attended, their output is zero.
 
@@ -21,6 +23,7 @@ import psutil
 import torch
 import torch.nn.functional as F
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.cp.base import get_cp_strategy
 from sglang.srt.model_executor.forward_context import get_attn_backend
 
 from attention import dense, shard_check
@@ -30,6 +33,7 @@ from attention.layouts import IndexCache, LatentCache, store_index, store_latent
 from attention.scratch import Scratch
 from attention.shards import Shards
 from parallel.collectives import all_gather_rows, sub_group
+from parallel.local import local_batch
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -123,8 +127,9 @@ class GlmCpuBackend(AttentionBackend):
         self.slots = slots.made(geometry)
         self.scratch = Scratch(scratch_mb << 20)
         self.batch: AttentionBatch | None = None
-        self.write_slots = torch.empty(0, dtype=torch.int64)
+        self.write_slots = torch.empty(0, dtype=torch.int64)  # of all rows of the step, also where this rank has few
         self.rows = 0
+        self.split: ForwardBatch | None = None  # the step whose rows are shared among prefill ranks
         self.all_dense = False  # no row of the batch sees more than topk keys: queries of the indexer are not needed
         self.dense_rows = 0  # since start, once a step
         self.sparse_rows = 0
@@ -141,6 +146,7 @@ class GlmCpuBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan one forward: which rows belong to whom, and where their pages lie."""
+        self.split = None
         if forward_batch.forward_mode.is_idle():
             self.batch, self.rows, self.all_dense = None, 0, False
             return
@@ -154,14 +160,32 @@ class GlmCpuBackend(AttentionBackend):
         pages = (int(seq_lens.max()) + self.page_size - 1) // self.page_size
         first_slots = self.req_to_token[forward_batch.req_pool_indices, : pages * self.page_size : self.page_size]
         self.batch = AttentionBatch(start, seq_lens, (first_slots // self.page_size).to(torch.int32), self.page_size)
-        self.rows = int(start[-1])
-        self.write_slots = forward_batch.out_cache_loc[: self.rows].long()
+        self.write_slots = forward_batch.out_cache_loc[: self.batch.rows].long()
         self._stored = None if self.shards is None else self.shards.owned(self.write_slots)
+        if forward_batch.attn_cp_metadata is not None:
+            self.batch = self._own_part(self.batch, forward_batch)
+        self.rows = self.batch.rows
         short = dense.dense_rows(self.batch, self.topk)
         self.dense_rows += short
         self.sparse_rows += self.rows - short
         self.all_dense = short == self.rows > 0
         self._causal = None
+
+    def _own_part(self, whole: AttentionBatch, forward_batch: ForwardBatch) -> AttentionBatch:
+        """This prefill rank's rows of the step."""
+        self.split = forward_batch
+        held = get_cp_strategy().local_q_indices(whole.rows, forward_batch)
+        part = local_batch(held.numpy(), whole.query_start.numpy(), whole.seq_lens.numpy())
+        start, ends = (torch.from_numpy(value).to(torch.int32) for value in (part.query_start, part.seq_lens))
+        pages = whole.page_table.index_select(0, torch.from_numpy(part.request))
+        return AttentionBatch(start, ends, pages, whole.page_size)
+
+    def _all_rows(self, keys: torch.Tensor) -> torch.Tensor:
+        """Keys [n, width] of this rank's rows, n at least as many -> those of all rows of the step, in its order."""
+        if self.split is None:
+            return keys[: self.rows]
+        gathered: torch.Tensor = get_cp_strategy().gather_kv_cache(keys, self.split)
+        return gathered
 
     def facts(self) -> dict[str, Any]:
         """Memory and counters of attention since start, for GET /policy: plain JSON values."""
@@ -194,12 +218,14 @@ class GlmCpuBackend(AttentionBackend):
         heads, dim = layer.tp_q_head_num, self.rank_dim
         out = torch.zeros(q.shape[0], heads * dim, dtype=q.dtype)
         rows = self.rows
-        if self.batch is None or rows == 0:
+        if self.batch is None:
             return out
-        q = q.view(-1, heads, layer.head_dim)[:rows]
         cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
         if save_kv_cache:
-            self._store(cache, k.view(-1, layer.head_dim)[:rows])
+            self._store(cache, self._all_rows(k.view(-1, layer.head_dim)))
+        if rows == 0:
+            return out
+        q = q.view(-1, heads, layer.head_dim)[:rows]
         ids = kwargs["topk_indices"][:rows]
         attended = self.slots.prefill.attend(
             self.batch, q[..., :dim], q[..., dim:], cache, ids, layer.scaling, self.scratch
@@ -226,10 +252,12 @@ class GlmCpuBackend(AttentionBackend):
             [rows, heads, 512] in q's dtype.
         """
         rows = self.rows
-        if self.batch is None or rows == 0:
+        if self.batch is None:
             return torch.zeros_like(q_nope)
         cache = self.token_to_kv_pool.latent_cache(layer_id)
-        self._store(cache, latent[:rows])
+        self._store(cache, self._all_rows(latent))
+        if rows == 0:
+            return torch.zeros_like(q_nope)
         attend = self.slots.prefill.attend
         seen = attend(self.batch, q_nope[:rows], q_rope[:rows], cache, ids[:rows], scale, self.scratch)
         if rows == q_nope.shape[0]:
@@ -259,12 +287,14 @@ class GlmCpuBackend(AttentionBackend):
         """
         ids = torch.full((q.shape[0], topk), -1, dtype=torch.int32)
         rows = self.rows
-        if self.batch is None or rows == 0:
+        if self.batch is None:
             return ids
         if self.all_dense:
             return self.index_dense(k, layer_id, topk)
         cache = self.token_to_kv_pool.index_cache(layer_id)
-        store_index(cache, self.write_slots, k[:rows])
+        store_index(cache, self.write_slots, self._all_rows(k))
+        if rows == 0:
+            return ids
         ids[:rows] = self.slots.indexer.select(self.batch, q[:rows], gates[:rows], cache, topk, self.scratch)
         return ids
 
@@ -278,7 +308,7 @@ class GlmCpuBackend(AttentionBackend):
             int32 [rows, topk], 0 to the row's position; the same tensor for every layer of the step.
         """
         assert self.batch is not None, "a step without rows has no dense branch"
-        store_index(self.token_to_kv_pool.index_cache(layer_id), self.write_slots, k[: self.rows])
+        store_index(self.token_to_kv_pool.index_cache(layer_id), self.write_slots, self._all_rows(k))
         if self._causal is None or self._causal.shape != (k.shape[0], topk):
             self._causal = dense.causal_ids(self.batch, topk, k.shape[0])
         return self._causal
@@ -309,7 +339,7 @@ def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any], shards: Shards | 
 
     config, pool, parallel = runner.model_config.hf_text_config, runner.token_to_kv_pool, get_parallel()
     kind = pool.row_kind
-    shared = parallel.tp_size > 1
+    shared = parallel.attn_tp_size > 1
     return Geometry(
         max_model_len=runner.model_config.context_len,
         max_requests=runner.req_to_token_pool.req_to_token.shape[0],
@@ -321,9 +351,9 @@ def geometry_of(runner: ModelRunner, knobs: Mapping[str, Any], shards: Shards | 
         index_kind="fp8" if kind == "fp8_packed" else kind,
         latent_kind=kind,
         knobs=knobs,
-        ranks=parallel.tp_size,
-        rank=parallel.tp_rank,
-        exchange=partial(all_gather_rows, group=parallel.tp_group.device_group) if shared else None,
+        ranks=parallel.attn_tp_size,
+        rank=parallel.attn_tp_rank,
+        exchange=partial(all_gather_rows, group=parallel.attn_tp_group.device_group) if shared else None,
         free_bytes=psutil.virtual_memory().available,
         shards=shards,
     )

@@ -19,6 +19,8 @@ from parallel.dcp import page_tokens
 
 ENV = "GLM_RUNTIME_CONFIG"
 PLUGIN = "glm_runtime"  # our entry-point name in both of SGLang's plugin groups
+# SGLang's own switches for shared experts and an embedding that each rank holds whole (`cp_hooks.py` says why).
+WHOLE_WEIGHTS = {"SGLANG_SHARED_EXPERT_TP1": "1", "SGLANG_ENABLE_EMBED_REPLICATION": "1"}
 
 
 class ConfigError(ValueError):
@@ -56,6 +58,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def page_tokens(self) -> int:
         """Tokens of a page of the KV allocator on CPU."""
         return page_tokens(*self.sharding(), PAGE_SIZE)
+
+    @property
+    def prefill_ranks(self) -> int:
+        """Ranks that share a prefill."""
+        return int(self.knobs.get("prefill_context_parallel_size", 1))
 
     def publish(self) -> None:
         """Make this the request of every process started from here, and let SGLang find our plugins."""

@@ -4,7 +4,7 @@
                              cpu_layer   full layers       backend     cpu_layer
 
 `DeepseekV2Model.forward` computes the same in some 60 small torch calls a layer; on a CPU at one row a step those calls
-are the step. The stack runs where nothing but a plain forward is asked for: one rank, one pipeline stage, unquantised
+are the step. The stack runs where nothing but a plain forward is asked for: whole layers on each rank, unquantised
 weights, no speculation, no capture of intermediate states. `plain` says whether the model allows it, `wanted` whether
 this batch does; all else goes through SGLang's own forward.
 
@@ -32,7 +32,9 @@ def plain(model: torch.nn.Module) -> bool:
 
     stack: Any = model.model
     parallel = get_parallel()
-    if parallel.tp_size * parallel.pp_size != 1 or stack.layers_to_capture or stack.llama_4_scaling_config is not None:
+    # NOTE: with prefill ranks SGLang's tp_size counts them, but each rank holds whole layers.
+    cuts = parallel.attn_tp_size * parallel.moe_tp_size * parallel.pp_size
+    if cuts != 1 or stack.layers_to_capture or stack.llama_4_scaling_config is not None:
         return False
     for layer in stack.layers:
         attention = layer.self_attn
@@ -59,6 +61,8 @@ def plain(model: torch.nn.Module) -> bool:
         else:
             return False
         if any(type(p.quant_method) is not UnquantizedLinearMethod or p.bias is not None for p in products):
+            return False
+        if any(getattr(p, "tp_size", 1) != 1 for p in products):
             return False
         weights = [p.weight for p in products] + [attention.w_kc.transpose(1, 2), attention.w_vc.transpose(1, 2)]
         if isinstance(block, DeepseekV2MoE):
@@ -92,9 +96,9 @@ def install(model: torch.nn.Module) -> None:
         input_embeds: torch.Tensor | None = None,
         pp_proxy_tensors: Any = None,
     ) -> Any:
-        if stack.layers_to_capture or not wanted(forward_batch, input_embeds, pp_proxy_tensors):
+        if stack.layers_to_capture or not wanted(forward_batch, pp_proxy_tensors):
             return padded(original, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
-        return built(stack.embed_tokens(input_ids), positions)
+        return built(stack.embed_tokens(input_ids) if input_embeds is None else input_embeds, positions)
 
     stack.forward = forward
     head: Any = model.lm_head
@@ -120,15 +124,14 @@ def padded(
     return type(out)(part[:real] if isinstance(part, torch.Tensor) else part for part in out)
 
 
-def wanted(forward_batch: Any, input_embeds: torch.Tensor | None, pp_proxy_tensors: Any) -> bool:
+def wanted(forward_batch: Any, pp_proxy_tensors: Any) -> bool:
     """Whether this batch is a plain forward."""
     from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
     from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
     from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
     return (
-        input_embeds is None
-        and pp_proxy_tensors is None
+        pp_proxy_tensors is None
         and forward_batch.spec_info is None
         and not any(forward_batch.lora_ids or ())
         and not forward_batch.can_run_tbo

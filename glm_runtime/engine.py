@@ -11,11 +11,15 @@ import os
 from typing import Any
 
 from glm_runtime.cli import Options
-from glm_runtime.config import ENV, ConfigError, RuntimeConfig
+from glm_runtime.config import ENV, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
 from glm_runtime.threads import OMP_VARIABLES
 
 # What an engine's start writes into the environment of its own process, taken back when it ends.
-CHANGED = (ENV, "SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_CPU_OMP_THREADS_BIND", "PYTHONWARNINGS", *OMP_VARIABLES)
+CHANGED = (
+    *(ENV, "SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_CPU_OMP_THREADS_BIND", "PYTHONWARNINGS"),
+    *OMP_VARIABLES,
+    *WHOLE_WEIGHTS,
+)
 
 
 def Engine(**arguments: Any) -> Any:

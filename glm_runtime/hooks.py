@@ -2,6 +2,7 @@
 
 A hook is the last choice: a platform method, a registry or a subclass comes first (`platform.py`, `plugin.py`). What is
 left has no seam of its own. `symbols.py` checks before launch that each target exists with the signature expected.
+"cp": on CPU, with prefill ranks.
 
 | target (sglang.srt.)                           | kind   | on  | why no seam                                          |
 |------------------------------------------------|--------|-----|------------------------------------------------------|
@@ -9,6 +10,11 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | layers.rotary_embedding.factory.get_rope_cpu   | AROUND | cpu | asserts that rope_scaling is given                   |
 | ...DefaultPoolConfigurator._compute_dsa_...    | AROUND | cpu | sizes index keys as fp8 whatever the pool stores     |
 | ...DefaultPoolConfigurator._compute_cell_size  | AROUND | cpu | counts whole latent rows: with -dcp only, see below  |
+| layers.cp.base.{init,get}_cp_strategy          | AROUND | cp  | two names are known, no registry (`cp_hooks.py`)     |
+| ...EagerRunner._execute_extend_cp              | REPLACE| cp  | asks for the current CUDA stream                     |
+| ...GroupCoordinator.all_gather_into_tensor     | REPLACE| cp  | an operator without a CPU kernel                     |
+| layers.layer_boundary.layout._cp_gathers_...   | REPLACE| cp  | experts would be cut over the prefill ranks          |
+| layers.moe.utils.adds_replicated_output_to_... | REPLACE| cp  | the same: shared experts would count on rank 0 only  |
 | managers.scheduler.Scheduler.run_batch         | AROUND | any | stock scheduling has no step record                  |
 | managers.scheduler...process_batch_result      | AROUND | any | the same                                             |
 | ...output_streamer.SchedulerOutputStreamer...  | BEFORE | any | --record: no callback tells that a request ended     |
@@ -29,9 +35,10 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from glm_runtime import ending, record, report, stock_steps
+from glm_runtime import cp_hooks, ending, record, report, stock_steps
 from glm_runtime.config import RuntimeConfig
 from glm_runtime.guard import hook as guard_hook
+from policies.steps import Sharing
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +63,10 @@ def register(request: RuntimeConfig) -> None:
         HookRegistry.register(INDEX_CELL, index_cell_bytes, HookType.AROUND)
         if request.sharding()[0] > 1:
             HookRegistry.register(CELL, shared_cell_bytes(request.sharding()[0]), HookType.AROUND)
+        if request.prefill_ranks > 1:
+            cp_hooks.register(request)
     if request.slots["scheduler"] != "ledger":  # which keeps its own record
-        run_batch, process = stock_steps.hooks(request.knobs.get("step_log"))
+        run_batch, process = stock_steps.hooks(request.knobs.get("step_log"), Sharing.of(request))
         HookRegistry.register(RUN_BATCH, run_batch, HookType.AROUND)
         HookRegistry.register(RESULT, process, HookType.AROUND)
     if "record" in request.knobs:

@@ -16,7 +16,7 @@ from msgspec import structs
 from attention import flags as attention_flags
 from glm_runtime import decode_ranks, ending, quiet, record, refuse
 from glm_runtime.cli import Options
-from glm_runtime.config import PLUGIN, ConfigError, RuntimeConfig
+from glm_runtime.config import PLUGIN, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE
 from glm_runtime.threads import OMP_VARIABLES, binding, given_threads, threads_per_rank, usable_cores
 from parallel import flags as parallel_flags
@@ -109,9 +109,6 @@ def parallel_knobs(options: Options, policy: Policy, device: str) -> dict[str, A
         knobs = options.parallel.knobs()
     except parallel_flags.FlagError as error:
         raise ConfigError(error) from None
-    for name in ("prefill_context_parallel_size",):
-        if knobs[name] > 1:
-            raise ConfigError(f"{parallel_flags.FLAG_OF[name]} {knobs[name]} is not supported yet; drop it")
     split = policy.slots["context_parallel"]
     if options.parallel.pcp > 1 and device != "cpu" and split != "interleave":
         raise ConfigError(
@@ -164,6 +161,8 @@ def set_environment(request: RuntimeConfig, ranks: int) -> None:
         return
     quiet.here()
     quiet.children()
+    if request.prefill_ranks > 1:
+        os.environ.update(WHOLE_WEIGHTS)
     os.environ["SGLANG_PLATFORM"] = PLUGIN  # another package's platform may find itself usable, too
     for name in OMP_VARIABLES:
         os.environ[name] = str(request.threads)
@@ -200,7 +199,7 @@ def prefill_ranks(server_args: Any, request: RuntimeConfig) -> None:
     On CPU every rank holds the whole feed-forward part and runs it on its own rows, as with one rank: the rows' bits
     are those of one rank, and only keys travel between layers.
     """
-    ranks = request.knobs["prefill_context_parallel_size"]
+    ranks = request.prefill_ranks
     if ranks == 1:
         return
     server_args.tp_size = (server_args.tp_size or 1) * ranks
@@ -210,6 +209,7 @@ def prefill_ranks(server_args: Any, request: RuntimeConfig) -> None:
     if request.device == "cpu":
         server_args.moe_dp_size = ranks
         server_args.moe_dense_tp_size = 1
+        server_args.disable_attn_tp_gather = True  # the rows of a batch are not padded for a gather that never comes
 
 
 def load_plugins() -> None:

@@ -174,7 +174,7 @@ def prefill_ranks(server_args: Any, request: RuntimeConfig, explicit: str | None
         )
     except parallel_flags.FlagError as error:
         raise ConfigError(error) from None
-    ranks = request.knobs["prefill_context_parallel_size"]
+    ranks = request.prefill_ranks
     if ranks == 1:
         context_split(server_args, request.slots["context_parallel"], explicit)
         return
@@ -323,7 +323,7 @@ def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], 
     config = dict(config) | override(server_args.json_model_override_args)
     fraction = server_args.mem_fraction_static
     if fraction is None:
-        fraction = 0.5 / ((server_args.tp_size or 1) * request.knobs["prefill_context_parallel_size"])
+        fraction = 0.5 / ((server_args.tp_size or 1) * request.prefill_ranks)
     elif not 0 < fraction < 1:
         raise ConfigError(f"--mem-fraction-static {fraction} is not between 0 and 1")
     context_memory(server_args, config, fraction, psutil.virtual_memory().available, request.sharding())

@@ -42,7 +42,15 @@ def _live_slots(scheduler: Any, backend: Any) -> dict[str, str]:
     slots = getattr(backend, "slots", None)
     if slots is not None:
         live |= {"indexer": slots.indexer_name, "prefill_kv": slots.prefill_name}
-    return live
+    split = cp_strategy()
+    return live if split is None else live | {"context_parallel": split.name}
+
+
+def cp_strategy() -> Any:
+    """SGLang's context-parallel strategy in this process, None with one prefill rank."""
+    from sglang.srt.layers.cp.base import get_cp_strategy
+
+    return get_cp_strategy()
 
 
 def _effective(scheduler: Any, backend: Any, request: config.RuntimeConfig) -> dict[str, Any]:
@@ -74,6 +82,9 @@ def _effective(scheduler: Any, backend: Any, request: config.RuntimeConfig) -> d
         knobs["indexer_scratch_mb"] = backend.scratch.nbytes >> 20
     if backend is not None and hasattr(backend, "facts"):
         knobs["attention"] = backend.facts()
+    traffic = getattr(cp_strategy(), "traffic", None)
+    if traffic is not None:
+        knobs["context_parallel"] = dataclasses.asdict(traffic)
     return knobs
 
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from policies.step_metrics import StepMetrics
-from policies.steps import Step, StepLog, file_of_rank
+from policies.steps import Sharing, Step, StepLog, file_of_rank
 
 
 class Recorder:
-    """Steps of one scheduler process. `path`: file of --step-log."""
+    """Steps of one scheduler process. `path`: file of --step-log. `sharing`: how prefills are shared among ranks."""
 
-    def __init__(self, scheduler: Any, path: str | None) -> None:
+    def __init__(self, scheduler: Any, path: str | None, sharing: Sharing) -> None:
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
@@ -28,11 +28,12 @@ class Recorder:
         self._pending: deque[Step] = deque()
         self._last_result = 0.0
         self._number = 0
+        self._sharing = sharing
         self._metrics: StepMetrics | None = None
         reporter = scheduler.metrics_reporter
         if reporter.current_scheduler_metrics_enabled:
             budget = max(1, scheduler.chunked_prefill_size or scheduler.max_prefill_tokens)
-            self._metrics = StepMetrics(reporter.metrics_collector.labels, budget, paced=False)
+            self._metrics = StepMetrics(reporter.metrics_collector.labels, budget, paced=False, ranks=sharing.ranks)
 
     def begin(self, scheduler: Any, batch: Any) -> Step:
         """The step that `batch` is."""
@@ -52,6 +53,10 @@ class Recorder:
             running=len({id(req) for req in (*scheduler.running_batch.reqs, *batch.reqs)}),
             waiting=len(scheduler.waiting_queue),
         )
+        if decode:
+            self._sharing.note(step, lens, [length - 1 for length in batch.seq_lens_cpu.tolist()])
+        else:
+            self._sharing.note(step, lens, batch.prefix_lens)
         if self.log.detailed:
             step.rows = {req.rid: rows for req, rows in zip(batch.reqs, lens, strict=True)}
             step.free_tokens = int(
@@ -72,7 +77,7 @@ class Recorder:
             self._metrics.note(step)
 
 
-def hooks(path: str | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def hooks(path: str | None, sharing: Sharing) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """AROUND hooks for `Scheduler.run_batch` and `Scheduler.process_batch_result`."""
     recorders: dict[int, Recorder] = {}
 
@@ -81,7 +86,7 @@ def hooks(path: str | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
             return original(scheduler, batch, *args, **kwargs)
         recorder = recorders.get(id(scheduler))
         if recorder is None:
-            recorder = recorders[id(scheduler)] = Recorder(scheduler, path)
+            recorder = recorders[id(scheduler)] = Recorder(scheduler, path, sharing)
         step = recorder.begin(scheduler, batch)
         result = original(scheduler, batch, *args, **kwargs)
         if scheduler.device == "cpu":  # the forward has ended when run_batch returns

@@ -120,6 +120,30 @@ SYMBOLS = (
     Symbol("sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply", ("self", "layer", "x", "bias")),
     Symbol("sglang.srt.mem_cache.memory_pool.DSATokenToKVPool._create_index_key_cache", ("self",)),
     Symbol("sglang.srt.mem_cache.index_key_cache.IndexKeyCache._buffer_shape", ("self", "num_pages")),
+    Symbol("sglang.srt.layers.cp.base.get_cp_strategy", ()),
+    Symbol("sglang.srt.layers.cp.base.init_cp_strategy", ("enable_prefill_cp", "cp_size", "cp_strategy")),
+    Symbol("sglang.srt.layers.cp.base.ContextParallelStrategy.can_apply", ("self", "num_tokens", "forward_batch")),
+    Symbol(
+        "sglang.srt.layers.cp.base.ContextParallelStrategy.build_metadata",
+        ("self", "num_tokens", "seqs_len", "extend_seqs_len"),
+    ),
+    Symbol(
+        "sglang.srt.layers.cp.base.ContextParallelStrategy.gather_kv_cache", ("self", "x", "forward_batch", "stream")
+    ),
+    Symbol("sglang.srt.layers.cp.padding.pad_local_rows", ("x", "metadata", "dim")),
+    Symbol("sglang.srt.model_executor.forward_batch_info.ForwardBatch.attn_cp_metadata"),
+    Symbol(
+        "sglang.srt.model_executor.runner.eager_runner.EagerRunner._execute_extend_cp",
+        ("self", "forward_batch", "kwargs"),
+    ),
+    Symbol(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator._all_gather_into_tensor", ("self", "output", "input")
+    ),
+    Symbol(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather_into_tensor", ("self", "output", "input")
+    ),
+    Symbol("sglang.srt.layers.layer_boundary.layout._cp_gathers_over_attn_cp", ()),
+    Symbol("sglang.srt.layers.moe.utils.adds_replicated_output_to_partial", ()),
     Symbol("sglang.srt.server_args.prepare_server_args", ("argv",)),
     Symbol("sglang.launch_server.run_server", ("server_args",)),
 )

@@ -12,12 +12,13 @@ imbalance = max over ranks / mean over ranks        1.0 is perfect
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from parallel.head_tail import HeadTail
-from parallel.interleave import Interleave, Zigzag
-from parallel.tables import Ints
+from parallel.head_tail import HeadTail, head_tail
+from parallel.interleave import Interleave, Zigzag, interleave, interleave_applies, zigzag, zigzag_applies
+from parallel.tables import Bools, Ints, ranges
 
 
 def range_visits(start_pos: Ints, rows: Ints, limit: int | None = None) -> Ints:
@@ -56,3 +57,59 @@ def imbalance(work: Sequence[int] | Ints) -> float:
     shares = np.asarray(work, dtype=np.int64)
     total = int(shares.sum())
     return float(shares.max()) * len(shares) / total if total else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """One step over P ranks: rows and visited keys of each, [P]."""
+
+    rows: list[int]
+    visits: list[int]
+
+    @property
+    def imbalance(self) -> float:
+        """Most visits of a rank over the mean."""
+        return imbalance(self.visits)
+
+
+def one_row(query_lens: Sequence[int] | Ints) -> Bools:
+    """Requests whose single row is dealt out whole, bool [R].
+
+    NOTE: decode rows, and prefill chunks of one row, which vLLM instead gives to rank 0 each time.
+    """
+    single: Bools = np.asarray(query_lens, dtype=np.int64) == 1
+    return single
+
+
+def whole_shares(query_lens: Sequence[int], prefix_lens: Sequence[int], ranks: int, limit: int | None = None) -> Shares:
+    """A step that every rank runs whole: decode steps, and those that a split cannot cut."""
+    new, prefix = np.asarray(query_lens, dtype=np.int64), np.asarray(prefix_lens, dtype=np.int64)
+    return Shares([int(new.sum())] * ranks, [int(range_visits(prefix, new, limit).sum())] * ranks)
+
+
+def step_shares(
+    split: str,
+    query_lens: Sequence[int],
+    prefix_lens: Sequence[int],
+    ranks: int,
+    limit: int | None = None,
+    dcp_size: int = 1,
+) -> Shares | None:
+    """What each prefill rank of `--cp-split` gets of a step of `query_lens` new rows after `prefix_lens` cached keys.
+
+    None for a split that is not built in. `limit`: as in `range_visits`.
+    """
+    new, prefix = np.asarray(query_lens, dtype=np.int64), np.asarray(prefix_lens, dtype=np.int64)
+    if split == "head-tail":
+        layout = head_tail(new, prefix, ~one_row(new), ranks, dcp_size)
+        return Shares(layout.rank_rows.tolist(), head_tail_visits(layout, limit).tolist())
+    made: Interleave | Zigzag
+    if split == "interleave" and interleave_applies(query_lens, ranks):
+        made = interleave(query_lens, ranks)
+    elif split == "zigzag" and zigzag_applies(query_lens, ranks):
+        made = zigzag(query_lens, prefix_lens, ranks)
+    elif split in ("interleave", "zigzag"):
+        return whole_shares(query_lens, prefix_lens, ranks, limit)
+    else:
+        return None
+    return Shares(made.rank_rows(), row_visits(made, ranges(prefix, prefix + new), limit).tolist())

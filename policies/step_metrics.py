@@ -8,6 +8,9 @@
     glm_runtime:preemptions_total{reason="kv_room"}             running requests sent back to the line
     glm_runtime:recomputed_tokens_total                         rows computed a second time after a preemption
     glm_runtime:step_time_error                                 mean |forecast / real - 1|, with --target-step-ms
+    glm_runtime:rank_rows_total{prefill_rank="0"|...}           rows run by each prefill rank, with prefill ranks
+    glm_runtime:rank_key_visits_total{prefill_rank="0"|...}     keys that those rows see
+    glm_runtime:rank_imbalance                                  largest visits over their mean in the last shared step
 
 Labels are SGLang's (model, rank, ...) and those above. No `sglang` import; `prometheus_client` is imported when the
 metrics are made, because SGLang sets its multi-process folder before that.
@@ -30,10 +33,13 @@ class StepMetrics:
         labels: SGLang's label values of this process.
         budget: tokens that a step may schedule.
         paced: whether steps are sized by time.
+        ranks: prefill ranks.
         registry: where to register; None: prometheus_client's own.
     """
 
-    def __init__(self, labels: Mapping[str, str], budget: int, paced: bool, registry: Any = None) -> None:
+    def __init__(
+        self, labels: Mapping[str, str], budget: int, paced: bool, registry: Any = None, ranks: int = 1
+    ) -> None:
         from prometheus_client import REGISTRY, Counter, Gauge
 
         names = list(labels)
@@ -60,6 +66,15 @@ class StepMetrics:
         self._preempted = preempted.labels(**labels, reason="kv_room")
         self._recomputed = counter("recomputed_tokens_total", "Rows computed a second time after a preemption.")
         self._error = gauge("step_time_error", "Mean of |forecast / real - 1| of a step's time.") if paced else None
+        self._ranks: list[tuple[Any, Any]] = []
+        if ranks > 1:
+            rows = counter("rank_rows_total", "Rows run by each prefill rank.", "prefill_rank")
+            visits = counter("rank_key_visits_total", "Keys seen by the rows of each prefill rank.", "prefill_rank")
+            self._ranks = [
+                (rows.labels(**labels, prefill_rank=str(rank)), visits.labels(**labels, prefill_rank=str(rank)))
+                for rank in range(ranks)
+            ]
+            self._imbalance = gauge("rank_imbalance", "Largest key visits of a prefill rank over their mean.")
 
     def note(self, step: Step, error: float | None = None) -> None:
         """A step whose result has been processed; `error`: the step-time model's mean error by now."""
@@ -72,5 +87,11 @@ class StepMetrics:
         self._partial.set(step.chunks)
         if step.mode in self._steps:
             self._steps[step.mode].inc()
+        if step.rank_imbalance is not None and self._ranks:
+            for (rows, visits), run, seen in zip(self._ranks, step.rank_rows, step.rank_visits, strict=True):
+                rows.inc(run)
+                visits.inc(seen)
+            if step.mode != "decode":
+                self._imbalance.set(step.rank_imbalance)
         if self._error is not None and error is not None:
             self._error.set(error)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import IO, Any
+
+from parallel.balance import Shares, step_shares, whole_shares
 
 LIMIT = 64 << 20  # bytes of one file
 
@@ -42,6 +44,8 @@ class Step:
         planned_ms: time to decide it and to build its batch.
         ms: wall time of the step (CPU: of its forward; else from result to result); None while in flight.
         predicted_ms: the step-time model's forecast of `ms`; None without one.
+        rank_rows, rank_visits: rows of each prefill rank, and the keys that they see; empty with one rank.
+        rank_imbalance: largest of `rank_visits` over their mean; None with one rank.
     """
 
     number: int
@@ -62,6 +66,9 @@ class Step:
     planned_ms: float = 0.0
     ms: float | None = None
     predicted_ms: float | None = None
+    rank_rows: list[int] = field(default_factory=list)
+    rank_visits: list[int] = field(default_factory=list)
+    rank_imbalance: float | None = None
     rows: dict[str, int] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
 
@@ -69,6 +76,30 @@ class Step:
     def tokens(self) -> int:
         """Rows of the step in all."""
         return self.prefill_tokens + self.decode_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How prefills are shared among ranks: name of the split and number of ranks."""
+
+    split: str
+    ranks: int
+
+    @classmethod
+    def of(cls, request: Any) -> Sharing:
+        """From the request of a launch (`slots` and `knobs`)."""
+        return cls(request.slots["context_parallel"], int(request.knobs.get("prefill_context_parallel_size", 1)))
+
+    def note(self, step: Step, query_lens: Sequence[int], prefix_lens: Sequence[int]) -> None:
+        """Fill in what each rank gets of `query_lens` new rows after `prefix_lens` cached keys (`parallel.balance`)."""
+        if self.ranks < 2:
+            return
+        if step.mode == "decode":
+            shares: Shares | None = whole_shares(query_lens, prefix_lens, self.ranks)
+        else:
+            shares = step_shares(self.split, query_lens, prefix_lens, self.ranks)
+        if shares is not None:
+            step.rank_rows, step.rank_visits, step.rank_imbalance = shares.rows, shares.visits, shares.imbalance
 
 
 def file_of_rank(path: str | None, tp_rank: int, dp_rank: int | None) -> str | None:
@@ -114,6 +145,8 @@ class StepLog:
         self.recomputed = 0
         self.failed = 0
         self.most_tokens = 0
+        self.rank_rows: list[int] = []
+        self.rank_visits: list[int] = []
 
     @property
     def detailed(self) -> bool:
@@ -141,6 +174,9 @@ class StepLog:
         self.recomputed += step.recomputed
         self.failed += step.failed
         self.most_tokens = max(self.most_tokens, step.tokens)
+        if step.rank_rows:
+            self.rank_rows = _sums(self.rank_rows, step.rank_rows)
+            self.rank_visits = _sums(self.rank_visits, step.rank_visits)
         if self._file is not None:
             self._write(json.dumps(asdict(step)) + "\n")
 
@@ -157,6 +193,8 @@ class StepLog:
             "failed": self.failed,
             "most_tokens_in_a_step": self.most_tokens,
         }
+        if self.rank_rows:
+            facts |= {"rank_rows": self.rank_rows, "rank_visits": self.rank_visits}
         return facts if self._more is None else facts | self._more()
 
     def _open(self, path: str) -> None:
@@ -171,3 +209,7 @@ class StepLog:
             self._open(self._path)
         self._file.write(line)
         self._written += len(line)
+
+
+def _sums(so_far: list[int], more: list[int]) -> list[int]:
+    return [a + b for a, b in zip(so_far or [0] * len(more), more, strict=True)]

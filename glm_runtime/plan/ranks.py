@@ -8,17 +8,14 @@ dcp > 1   each rank keeps its part of every context's latent rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from glm_runtime.plan.setup import Setup
 from glm_runtime.plan.timeline import Step
-from parallel.balance import head_tail_visits, imbalance, row_visits
+from parallel.balance import imbalance, step_shares, whole_shares
 from parallel.dcp import local_lengths
-from parallel.head_tail import head_tail
-from parallel.interleave import interleave, interleave_applies, zigzag, zigzag_applies
 from parallel.row_shard import break_even_rows, row_shard
 
 
@@ -38,19 +35,12 @@ class Shares:
 
 def prefill_shares(setup: Setup, step: Step, limit: int | None = None) -> Shares:
     """Rows and visits over the prefill ranks; `limit` keys a row at most (sparse attention)."""
-    ranks = setup.sizes.pcp
-    if ranks > 1 and setup.split == "head-tail":
-        layout = head_tail([step.rows], [step.start], [True], ranks, setup.sizes.dcp)
-        return _shares(layout.rank_rows, head_tail_visits(layout, limit))
-    positions = np.arange(step.start, step.end, dtype=np.int64)
-    if ranks > 1 and setup.split == "interleave" and interleave_applies([step.rows], ranks):
-        dealt = interleave([step.rows], ranks)
-        return _shares(dealt.rank_rows(), row_visits(dealt, positions, limit))
-    if ranks > 1 and setup.split == "zigzag" and zigzag_applies([step.rows], ranks):
-        blocks = zigzag([step.rows], [step.start], ranks)
-        return _shares(blocks.rank_rows(), row_visits(blocks, positions, limit))
-    seen = positions + 1 if limit is None else np.minimum(positions + 1, limit)
-    return _shares([step.rows] * ranks, [int(seen.sum())] * ranks)
+    ranks, rows, start = setup.sizes.pcp, [step.rows], [step.start]
+    shares = None
+    if ranks > 1:
+        shares = step_shares(setup.split, rows, start, ranks, limit, setup.sizes.dcp)
+    shares = shares or whole_shares(rows, start, ranks, limit)
+    return Shares(tuple(shares.rows), tuple(shares.visits))
 
 
 def shard_least_rows(setup: Setup, step: Step) -> tuple[int | None, str]:
@@ -95,7 +85,3 @@ def dcp_tokens(setup: Setup, context: int) -> list[int]:
     """Latent rows of a context of so many tokens on each decode-context rank."""
     sizes = setup.sizes
     return [int(local_lengths([context], sizes.dcp, rank, sizes.interleave)[0]) for rank in range(sizes.dcp)]
-
-
-def _shares(rows: Sequence[int] | np.ndarray, visits: Sequence[int] | np.ndarray) -> Shares:
-    return Shares(tuple(map(int, rows)), tuple(map(int, visits)))

@@ -39,7 +39,7 @@ from policies.ledger.kv_tree import TreeKV
 from policies.ledger.plan import StepPlan
 from policies.ledger.request import Request, Status
 from policies.step_metrics import StepMetrics
-from policies.steps import Step, StepLog, file_of_rank
+from policies.steps import Sharing, Step, StepLog, file_of_rank
 
 
 class PartialSkippingStreamer(SchedulerOutputStreamer):
@@ -82,6 +82,7 @@ class LedgerScheduler(Scheduler):
 
     glm_scheduler = "ledger"
     glm_flags: LedgerFlags  # set by install() before SGLang makes the scheduler
+    glm_sharing: Sharing  # likewise
     waiting_queue: list[Any]  # SGLang's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -121,7 +122,9 @@ class LedgerScheduler(Scheduler):
         self._metrics: StepMetrics | None = None
         if self.metrics_reporter.current_scheduler_metrics_enabled:
             labels = self.metrics_reporter.metrics_collector.labels
-            self._metrics = StepMetrics(labels, self.ledger.config.token_budget, self.pacer is not None)
+            self._metrics = StepMetrics(
+                labels, self.ledger.config.token_budget, self.pacer is not None, ranks=self.glm_sharing.ranks
+            )
         self._strict = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
 
     # Seams of SGLang ------------------------------------------------------------------------------------------------
@@ -404,6 +407,12 @@ class LedgerScheduler(Scheduler):
             planned_ms=(time.monotonic() - started) * 1e3,
             predicted_ms=plan.predicted_ms,
         )
+        if batch is not None and self.glm_sharing.ranks > 1:
+            if batch.forward_mode.is_decode():
+                ends = batch.seq_lens_cpu.tolist()
+                self.glm_sharing.note(step, [1] * len(ends), [end - 1 for end in ends])
+            else:
+                self.glm_sharing.note(step, batch.extend_lens, batch.prefix_lens)
         if self.steps.detailed:
             step.free_tokens = self.kv_port.room()
             step.rows = {request.id: rows for request, rows in plan.tokens.items()}
@@ -529,4 +538,5 @@ def install(request: Any) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     LedgerScheduler.glm_flags = LedgerFlags.from_knobs(request.knobs)
+    LedgerScheduler.glm_sharing = Sharing.of(request)
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler", LedgerScheduler, HookType.REPLACE)

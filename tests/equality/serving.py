@@ -54,14 +54,18 @@ class StartError(RuntimeError):
 
 
 class Serving:
-    """A running engine; a context manager, so that no test leaves a process behind."""
+    """A running engine; a context manager, so that no test leaves a process behind.
+
+    `folders` come first on the path of all its processes.
+    """
 
     module = "tests.equality.worker"
 
-    def __init__(self, **flags: Any) -> None:
+    def __init__(self, *folders: Path, **flags: Any) -> None:
         self.flags = flags
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+        path = os.pathsep.join(str(folder) for folder in (*folders, REPO))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, "-m", self.module, json.dumps(flags)],
             cwd=REPO,
@@ -112,6 +116,10 @@ class Serving:
         """What the scheduler process of the first rank says it runs, as in GET /policy."""
         found: dict[str, Any] = self._call(call="report")[0]
         return found
+
+    def rpc(self, method: str, **arguments: Any) -> None:
+        """Run a method of SGLang's Scheduler in every rank."""
+        self._call(call="rpc", method=method, arguments=arguments)
 
     def close(self) -> None:
         """End the engine and its processes."""

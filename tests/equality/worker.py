@@ -1,6 +1,7 @@
 """One engine in a process of its own, driven by JSON lines.
 
     stdin   {"call": "generate", "asks": [...]} | {"call": "flush"} | {"call": "report"}      one line a call
+            {"call": "rpc", "method": "...", "arguments": {...}}
     stdout  {"ready": true} once, then {"result": ...} | {"error": "..."}    one line an answer
 
     python -m tests.equality.worker '{"dtype": "float32", ...}'              keyword arguments of glm_runtime.Engine
@@ -95,9 +96,11 @@ def _answer(engine: Any, call: Json) -> Any:
         return engine.loop.run_until_complete(generate(engine, call["asks"]))
     if call["call"] == "flush":
         return flush(engine)
+    if call["call"] == "rpc":
+        return engine.collective_rpc(call["method"], **call["arguments"])
     if call["call"] == "report":
         return [state["glm_runtime"] for state in engine.get_server_info()["internal_states"]]
-    raise ValueError(f"call: {call['call']!r} is not generate, flush or report")
+    raise ValueError(f"call: {call['call']!r} is not generate, flush, rpc or report")
 
 
 def serve(flags: Json, calls: TextIO, answers: TextIO) -> None:
