@@ -77,3 +77,12 @@ def sub_group(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
     own = made[ranks.index(dist.get_rank()) // size]
     assert isinstance(own, dist.ProcessGroup)
     return own
+
+
+def first_ranks(value: float, group: dist.ProcessGroup | None) -> float:
+    """`value` as the group's first rank has it, on every rank of a CPU group; `value` itself without a group."""
+    if group is None:
+        return value
+    told = torch.tensor([value], dtype=torch.float64)
+    dist.broadcast(told, dist.get_global_rank(group, 0), group=group)
+    return float(told[0])

@@ -32,7 +32,9 @@ FLAGS: Mapping[str, str] = {
 #                     Scheduler object or class to the slot's name: the launcher serves only what reports itself so
 #   indexer           select(batch, q, head_weights, cache, topk, scratch) -> ids
 #   prefill_kv        attend(batch, q_nope, q_rope, cache, topk_ids, scale, scratch) -> rows
-#   context_parallel  a class or function that makes the split
+#   context_parallel  a class or function that makes the split, given the number of ranks: SGLang's
+#                     ContextParallelStrategy, with `name` the slot's; attention asks it for `local_q_indices` and
+#                     `gather_kv_cache`
 OFFERS: Mapping[str, str | None] = {
     "scheduler": None,
     "indexer": "select",

@@ -32,6 +32,7 @@ from sglang.srt.observability.req_time_stats import set_schedule_time_batch, set
 from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_GET_NEXT_BATCH, scheduler_stage_method
 from sglang.srt.runtime_context import get_parallel
 
+from parallel.collectives import first_ranks
 from policies.ledger import lowering
 from policies.ledger.core import Ledger
 from policies.ledger.flags import LedgerFlags
@@ -117,6 +118,7 @@ class LedgerScheduler(Scheduler):
             self.pacer,
         )
         parallel = get_parallel()
+        self._clock_group = parallel.tp_group.cpu_group if parallel.tp_size > 1 else None
         path = file_of_rank(flags.step_log, parallel.tp_rank, parallel.dp_rank)
         self.steps = StepLog(path=path, more=self._state)
         self._metrics: StepMetrics | None = None
@@ -498,7 +500,8 @@ class LedgerScheduler(Scheduler):
         self.steps.add(step)
         error = None
         if self.pacer is not None and plan.load is not None:
-            self.pacer.observe(plan.load, step.ms)
+            # NOTE: ranks plan alike only while they know alike: each clock tells another time.
+            self.pacer.observe(plan.load, first_ranks(step.ms, self._clock_group))
             error = self.pacer.model.error
         if self._metrics is not None:
             self._metrics.note(step, error)

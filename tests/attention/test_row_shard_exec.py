@@ -13,7 +13,7 @@ from attention.geometry import Geometry
 from attention.indexer import ragged
 from attention.indexer.qchunk import Gathered, QChunk
 from attention.scratch import Scratch
-from parallel.collectives import all_gather_rows
+from parallel.collectives import all_gather_rows, first_ranks
 from parallel.row_shard import rank_window
 from tests.attention.cases import make
 from tests.attention.ranks import run
@@ -77,7 +77,7 @@ def _gathered(rank: int) -> list[Any]:
             all_gather_rows(torch.zeros((4, 5)), bad, dist.group.WORLD)
     with pytest.raises(ValueError, match="rows: a contiguous"):
         all_gather_rows(torch.zeros((5, 4)).T, [2, 2], dist.group.WORLD)
-    return kept
+    return [*kept, first_ranks(rank + 0.1, dist.group.WORLD)]
 
 
 def _everything(rank: int, ranks: int) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -110,4 +110,4 @@ def test_ids_are_those_of_ragged(results: list[tuple[list[dict[str, Any]], list[
 def test_variable_all_gather(results: list[tuple[list[dict[str, Any]], list[Any]]]) -> None:
     if len(results) != 2:
         pytest.skip("written for two ranks")
-    assert [gathered for _, gathered in results] == [[[0, 1, 2, 3]] * 3] * 2
+    assert [gathered for _, gathered in results] == [[[0, 1, 2, 3]] * 3 + [0.1]] * 2

@@ -14,7 +14,6 @@ from tests.parallel.pcp import ENGINES, NEW, SHORT, run
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.together("pcp")]
 
 SHARED = [name for name in ENGINES if name != "one"]
-STOCK = ("two", "four", "interleave")  # the scheduler of "one", and so its slots
 
 
 def ranks_of(name: str) -> int:
@@ -33,7 +32,7 @@ def test_tokens_are_those_of_one_rank(name: str) -> None:
     assert min(shared.joined[:3]) >= 6, "decoding stood still while the late prompt was prefilled"
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("name", SHARED)
 def test_every_rank_holds_the_pages_of_one_rank(name: str) -> None:
     """To the byte: latent rows and index keys of all layers, prompts and generated tokens."""
     one, shared = run("one"), run(name)

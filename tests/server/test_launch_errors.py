@@ -56,6 +56,7 @@ def refused(run: Run, *words: str, code: int = 2) -> None:
         (["--indexer-scratch-mb", "0"], ["--indexer-scratch-mb", "0"]),
         (["--indexer-scratch-mb", "many"], ["--indexer-scratch-mb", "many"]),
         (["--cpu-threads", "-1"], ["--cpu-threads", "-1"]),
+        (["-pcp", "0"], ["--prefill-context-parallel-size 0"]),
         (["--port", "0"], ["--port 0"]),
         (["--port", "70000"], ["--port 70000"]),
         (["--device", "cuda", "--cpu-threads", "2"], ["--cpu-threads", "CPU only"]),
@@ -104,7 +105,7 @@ def test_help_shows_ours_on_top_and_sglangs_below() -> None:
     run = launch("--help")
     assert run.code == 0
     ours, theirs = run.output.split("SGLang's own flags")
-    for flag in ("--policy NAME", "--list-policies", "--indexer", "--cp-split"):
+    for flag in ("--policy NAME", "--list-policies", "--indexer", "--cp-split", "-pcp"):
         assert flag in ours, flag
     for flag in ("--model-path", "--tensor-parallel-size", "--chunked-prefill-size"):
         assert flag in theirs, flag
@@ -117,6 +118,7 @@ def test_help_shows_ours_on_top_and_sglangs_below() -> None:
         (["--no-such-flag"], ["--no-such-flag"]),
         (["--context-length", "999999"], ["--context-length 999999", "32768"]),
         (["--attention-backend", "triton"], ["--attention-backend triton", "--device cpu"]),
+        (["-pcp", "2", "--enable-lora"], ["--enable-lora", "--prefill-context-parallel-size 2", "drop one"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )

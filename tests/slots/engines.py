@@ -13,6 +13,7 @@
 | tp2           | sglang    | qchunk  | workspace  | tiny  |   512 | two ranks, rows shared from two on         |
 | fp8-stock     | sglang    | ragged  | paged      |       |   512 | bfloat16, cache in fp8                     |
 | fp8           | sglang    | qchunk  | workspace  | tiny  |   512 | bfloat16, cache in fp8                     |
+| fp8-pcp2      | sglang    | qchunk  | workspace  | tiny  |   512 | the same on two prefill ranks, head-tail   |
 
 tiny: 1 MiB of index scores (43 rows over 6,000 keys), a workspace of two contexts of 8,192.
 """
@@ -50,6 +51,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     | TINY_SPACE,
     "fp8-stock": HALF,
     "fp8": HALF | TINY_LOGITS | TINY_SPACE,
+    "fp8-pcp2": HALF | TINY_LOGITS | TINY_SPACE | {"prefill_context_parallel_size": 2, "cp_split": "head-tail"},
 }
 
 

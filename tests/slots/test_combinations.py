@@ -1,8 +1,9 @@
 """Every combination of scheduler, indexer and prefill-KV slot gives the tokens of transformers, float32.
 
 Per engine: one prompt alone, prompts of 1 to 6,000 tokens at once, the same again (prefix hits), and long prompts that
-join decoding ones. The stock combination (sglang, ragged, paged) is in `tests/equality`. In bfloat16 with an fp8 cache
-the stock slots' tokens and logprobs are the measure.
+join decoding ones. The stock combination (sglang, ragged, paged) is in `tests/equality`, the context-parallel slot with
+more than one rank in `tests/parallel`. In bfloat16 with an fp8 cache the stock slots' tokens and logprobs are the
+measure, also for two prefill ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ TOPK = 64  # index_topk of the embedded model
 
 def on(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slots(name)) for name in names]
+
+
+def compared(*names: str) -> list[Any]:
+    """Engines whose replies are held against each other: one worker runs them."""
+    both = {name: (pytest.mark.slots(name), pytest.mark.together("slots-compared")) for name in names}
+    return [pytest.param(name, marks=marks) for name, marks in both.items()]
 
 
 @pytest.mark.parametrize("name", on(*FLOAT32))
@@ -96,13 +103,13 @@ def test_the_step_record_tells_dense_rows(engines: Engines, name: str) -> None:
 KEPT: dict[str, list[Reply]] = {}
 
 
-@pytest.mark.parametrize("name", on("fp8-stock", "fp8"))
+@pytest.mark.parametrize("name", compared("fp8-stock", "fp8", "fp8-pcp2"))
 def test_fp8_cache_equals_the_stock_slots_to_the_bit(engines: Engines, name: str) -> None:
     """Tokens and logprobs of eight at once and of long prompts; the fp8 rows are up-converted, the keys quantised."""
     asks = [Ask(ids, NEW, start=0) for ids in crowd()] + [Ask(prompt(n), NEW, start=0) for n in (500, 1500, 6000)]
     KEPT[name] = engines.get(name).together(asks)
-    if name == "fp8":
-        for ask, ours, stock in zip(asks, KEPT["fp8"], KEPT["fp8-stock"], strict=True):
+    if name != "fp8-stock":
+        for ask, ours, stock in zip(asks, KEPT[name], KEPT["fp8-stock"], strict=True):
             assert ours.tokens == stock.tokens, len(ask.ids)
             assert ours.logprobs == stock.logprobs, len(ask.ids)
             assert ours.prompt_logprobs == stock.prompt_logprobs, len(ask.ids)
