@@ -5,7 +5,8 @@
     exchange   the two gathers of that layer
     engine     seconds to the first token of `glm_runtime.Engine` at -pcp 1 and 2, and what its ranks received
 
-    speed-up = one rank's time / the slowest rank's        off the mean = slowest rank / mean of the ranks - 1
+    speed-up = one rank's time / the slowest rank's        off the mean = slowest rank / mean of the ranks - 1, in
+                                                           processor time of the one thread: neighbours do not count
     received = (P - 1) * L * 4 * (576 + 128) bytes a full layer, float32; L: rows of the longest rank
 
 Preset small. Times of the arms are taken in turn; the ranks of an arm start together.
@@ -95,21 +96,23 @@ def _rank(rank: int, folder: str, tokens: int, rounds: int) -> None:
 
     def exchange() -> None:
         for gathered, own in zip(room, sent, strict=True):
-            dist.all_gather_into_tensor(gathered, own)
+            dist.all_gather_single(gathered, own)
 
-    times: dict[str, list[float]] = {name: [] for name in ("one", "head-tail", "halves", "exchange")}
+    names = ("one", "head-tail", "halves", "exchange")
+    walls, works = ({name: list[float]() for name in names} for _ in range(2))
     for turn in range(rounds + 1):
-        for name, series in times.items():
+        for name in names:
             call = exchange if name == "exchange" else arms.get(name)
             dist.barrier()
-            start = time.perf_counter()
+            start, begun = time.perf_counter(), time.thread_time()
             if call is not None:
                 call()
-            spent = time.perf_counter() - start
+            wall, work = time.perf_counter() - start, time.thread_time() - begun
             dist.barrier()
             if turn and call is not None:
-                series.append(spent)
-    torch.save(times, Path(folder) / f"rank{rank}.pt")
+                walls[name].append(wall)
+                works[name].append(work)
+    torch.save((walls, works), Path(folder) / f"rank{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -117,7 +120,8 @@ def one_layer(report: Report, tokens: int, rounds: int) -> None:
     """Speed-up and balance of one full layer."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (folder, tokens, rounds), nprocs=RANKS)
-        ranks = [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(RANKS)]
+        found = [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(RANKS)]
+    ranks, works = [walls for walls, _ in found], [work for _, work in found]
     one = median(ranks[0]["one"])
     slowest = {
         name: median([max(t) for t in zip(*(r[name] for r in ranks), strict=True)])
@@ -125,7 +129,7 @@ def one_layer(report: Report, tokens: int, rounds: int) -> None:
         if ranks[1][name]
     }
     off = {
-        name: max(median(r[name]) for r in ranks) / statistics.mean(median(r[name]) for r in ranks) - 1
+        name: max(median(r[name]) for r in works) / statistics.mean(median(r[name]) for r in works) - 1
         for name in ("head-tail", "halves")
     }
     visits = head_tail_visits(head_tail([tokens], [0], [True], RANKS)), halves_visits([tokens], [tokens], RANKS)

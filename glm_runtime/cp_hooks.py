@@ -95,7 +95,11 @@ def extend(self: Any, forward_batch: Any, kwargs: dict[str, Any]) -> Any:
 
 def all_gather_into_tensor(self: Any, output: Any, input: Any) -> None:
     """SGLang registers an operator without a CPU kernel for platforms like ours; gloo does the same plainly."""
-    self._all_gather_into_tensor(output, input)
+    import torch.distributed as dist
+
+    # NOTE: torch renamed it; the old name warns in every process.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(output, input, group=self.device_group)
 
 
 def stays_on_own_rows() -> bool:

@@ -137,9 +137,6 @@ SYMBOLS = (
         ("self", "forward_batch", "kwargs"),
     ),
     Symbol(
-        "sglang.srt.distributed.parallel_state.GroupCoordinator._all_gather_into_tensor", ("self", "output", "input")
-    ),
-    Symbol(
         "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather_into_tensor", ("self", "output", "input")
     ),
     Symbol("sglang.srt.layers.layer_boundary.layout._cp_gathers_over_attn_cp", ()),

@@ -47,7 +47,7 @@ ENGINES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "two": (LONG, CHUNKED | {"prefill_context_parallel_size": 2, "cp_split": "head-tail"}),
     "four": (SHORT, CHUNKED | {"prefill_context_parallel_size": 4, "cp_split": "head-tail"}),
     "ledger": (LONG, LEDGER | {"prefill_context_parallel_size": 2}),
-    "interleave": (SHORT, CHUNKED | TINY | {"prefill_context_parallel_size": 2}),
+    "interleave": (SHORT, CHUNKED | TINY | {"prefill_context_parallel_size": 2, "cpu_weight_packing": False}),
     "zigzag": (
         SHORT,
         # Steps chosen by time, too: the ranks must agree on what a step took. 60 s never shorten one.
