@@ -136,6 +136,7 @@ def cpu_flags(server_args: Any) -> None:
             raise ConfigError(f"{said} cannot be honoured with --device cpu: {rule.reason}; drop one of the two")
 
 
+SGLANG_SPLITS = ("interleave", "zigzag")
 PCP = "--prefill-context-parallel-size"
 OURS = f"{PCP} sets it"
 WHOLE = "each rank runs whole layers"
@@ -203,6 +204,11 @@ def context_split(server_args: Any, slot: str, explicit: str | None) -> None:
         if explicit is not None:
             raise ConfigError(f"--cp-split {explicit} has nothing to split with {PCP} 1; raise it, or drop --cp-split")
         return
+    if slot not in SGLANG_SPLITS:
+        raise ConfigError(
+            f"--attn-cp-size {ranks} is SGLang's, which knows no --cp-split {slot} (or the policy's); "
+            f"add --cp-split interleave, or use {PCP}"
+        )
     strategy = server_args.cp_strategy
     if strategy is not None and strategy != slot:
         raise ConfigError(

@@ -101,6 +101,8 @@ def test_context_split() -> None:
     args = SimpleNamespace(attn_cp_size=2, cp_strategy=None)
     refuse.context_split(args, "zigzag", "zigzag")
     assert args.cp_strategy == "zigzag"
+    with pytest.raises(ConfigError, match=r"--attn-cp-size 2 .* --cp-split head-tail .*add --cp-split interleave"):
+        refuse.context_split(args, "head-tail", None)
     with pytest.raises(ConfigError, match="--cp-strategy zigzag and --cp-split interleave"):
         refuse.context_split(args, "interleave", None)
 
