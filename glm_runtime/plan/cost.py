@@ -63,66 +63,112 @@ def touched_share(experts: int, each: int, rows: int) -> float:
     return 1 - (1 - each / experts) ** rows if experts else 0.0
 
 
-def step_cost(setup: Setup, step: Step) -> Cost:
-    """Time of one step on the busiest rank."""
-    model, device, sizes = setup.model, setup.device, setup.sizes
-    parts, tp = model.parameters, sizes.tp
-    bandwidth = device.bandwidth * device.memory_share
-    gemm = (device.matmul_fp8 if setup.weights in ("fp4", "fp8") else device.matmul) * device.gemm_share
-    width = WEIGHT_BYTES[setup.weights]
-    topk = model["index_topk"]
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work of one step on the busiest rank.
+
+    Attributes:
+        rows: that it projects. total: of the step, which the experts share. sampled: that the head sees.
+        scored: keys visited by its share of the index scoring, decode rows left out. decode_context: theirs.
+        chosen: keys that its rows attend to, decode rows among them.
+        contexts: tokens gathered for scored prompts. chunks: pieces of scoring in a layer.
+        moved, exchanges: bytes received, and collectives.
+    """
+
+    rows: int
+    total: int
+    sampled: int
+    scored: float
+    decode_context: int
+    chosen: float
+    contexts: int
+    chunks: int
+    moved: float
+    exchanges: int
+
+
+class CostModel:
+    """Times of the steps of one launch; all that does not depend on the step is worked out once."""
+
+    def __init__(self, setup: Setup) -> None:
+        model, device, tp = setup.model, setup.device, setup.sizes.tp
+        parts = model.parameters
+        width = WEIGHT_BYTES[setup.weights]
+        self.setup = setup
+        self.topk = model["index_topk"]
+        self._bandwidth = device.bandwidth * device.memory_share
+        self._gemm = (device.matmul_fp8 if setup.weights in ("fp4", "fp8") else device.matmul) * device.gemm_share
+        self._projected = (
+            parts["heads"] / tp
+            + parts["latent"]
+            + parts.get("indexer", 0)
+            + (parts.get("dense", 0) + parts.get("shared", 0)) / tp
+        )
+        self._width = width
+        experts = parts.get("experts", 0) / setup.expert_ranks
+        self._count = int(model.config.get("n_routed_experts") or 0)
+        self._each = int(model.config.get("num_experts_per_tok") or 0)
+        self._experts = experts
+        self._active = experts * self._each / self._count if self._count else 0.0
+        self._heads = -(-setup.heads // device.head_block) * device.head_block
+        self._head = parts.get("head", parts["embedding"]) / tp
+        self._visit_flop = index_flop(setup, 1)
+        self._chosen_flop = attend_flop(setup, 1, self._heads)
+        self._attend = device.matmul * device.attend_share
+        self._link = device.link * device.link_share
+        self._layers, self._full, self._row = model.layers, model.full_layers, setup.latent_row
+        self._index_row = setup.index_row
+
+    def _bound(self, work: float, nbytes: float, rate: float) -> float:
+        return max(work / rate, nbytes / self._bandwidth)
+
+    def terms(self, load: Load) -> dict[str, float]:
+        """Seconds by term."""
+        setup, device = self.setup, self.setup.device
+        layers, full, row = self._layers, self._full, self._row
+        touched = touched_share(self._count, self._each, load.total)
+        scored = load.scored + load.decode_context
+        index_bytes = LOGIT_PASSES * 4 * load.scored + load.decode_context * self._index_row
+        gathered = sum(gather_bytes(load.contexts, row)) / self._bandwidth if setup.workspace else 0.0
+        launches = layers * LAYER_LAUNCHES + full * CHUNK_LAUNCHES * max(1, load.chunks)
+        return {
+            "projections": self._bound(2 * load.rows * self._projected, self._projected * self._width, self._gemm),
+            "experts": self._bound(2 * load.total * self._active, self._experts * touched * self._width, self._gemm),
+            "scoring": full * self._bound(self._visit_flop * scored, index_bytes, device.score),
+            "index keys": full * 2 * load.contexts * self._index_row / self._bandwidth if setup.qchunk else 0.0,
+            "attention": layers * self._bound(self._chosen_flop * load.chosen, load.chosen * row, self._attend),
+            "workspace": layers * gathered,
+            "head": self._bound(2 * load.sampled * self._head, 2 * self._head, self._gemm),
+            "exchange": load.moved / self._link + load.exchanges * device.exchange,
+            "launches": launches * device.launch,
+        }
+
+
+def load_of(setup: Setup, step: Step) -> Load:
+    """A planned step's work, with its rows and keys on the busiest rank."""
+    topk = setup.model["index_topk"]
     shares = prefill_shares(setup, step) if step.rows else None
-    own = step.decode_rows + (max(shares.rows) if shares else 0)
-    total = step.tokens
-
-    def bound(work: float, nbytes: float, rate: float) -> float:
-        return max(work / rate, nbytes / bandwidth)
-
-    attention = parts["heads"] / tp + parts["latent"] + parts.get("indexer", 0)
-    plain = (parts.get("dense", 0) + parts.get("shared", 0)) / tp
-    experts = parts.get("experts", 0) / setup.expert_ranks
-    count = int(model.config.get("n_routed_experts") or 0)
-    each = int(model.config.get("num_experts_per_tok") or 0)
-    active = experts * each / count if count else 0.0
-    sampled = step.decode_rows + 1
-    dense = step.end <= topk
-    chosen_decode = min(step.decode_context, step.decode_rows * topk)
-    chosen = max(prefill_shares(setup, step, topk).visits) if step.rows else 0
-    heads = -(-setup.heads // device.head_block) * device.head_block
-    scored = max(scoring_shares(setup, step).visits) if step.rows and not dense else 0
-    chunks = step_chunks(setup, step, max(shares.rows) if shares else 0)
-    contexts = step.end if step.rows and not dense else 0
-
-    terms = {
-        "projections": bound(2 * own * (attention + plain), (attention + plain) * width, gemm),
-        "experts": bound(2 * total * active, experts * touched_share(count, each, total) * width, gemm),
-        "scoring": model.full_layers
-        * bound(
-            index_flop(setup, scored + step.decode_context),
-            LOGIT_PASSES * 4 * scored + step.decode_context * setup.index_row,
-            device.score,
-        ),
-        "index keys": model.full_layers * 2 * contexts * setup.index_row / bandwidth if setup.qchunk else 0.0,
-        "attention": model.layers
-        * bound(
-            attend_flop(setup, chosen + chosen_decode, heads),
-            (chosen + chosen_decode) * setup.latent_row,
-            device.matmul * device.attend_share,
-        ),
-        "workspace": model.layers * sum(gather_bytes(contexts, setup.latent_row)) / bandwidth
-        if setup.workspace
-        else 0.0,
-        "head": bound(
-            2 * sampled * parts.get("head", parts["embedding"]) / tp,
-            2 * parts.get("head", parts["embedding"]) / tp,
-            gemm,
-        ),
-    }
+    own = max(shares.rows) if shares else 0
+    scored = step.rows > 0 and step.end > topk
     moved = step_traffic(setup, step)
-    terms["exchange"] = moved.total / (device.link * device.link_share) + moved.exchanges * device.exchange
-    launches = model.layers * LAYER_LAUNCHES + model.full_layers * CHUNK_LAUNCHES * max(1, chunks.chunks)
-    terms["launches"] = launches * device.launch
-    return Cost(terms)
+    chosen = max(prefill_shares(setup, step, topk).visits) if step.rows else 0
+    return Load(
+        rows=own + step.decode_rows,
+        total=step.tokens,
+        sampled=step.decode_rows + 1,
+        scored=max(scoring_shares(setup, step).visits) if scored else 0,
+        decode_context=step.decode_context,
+        chosen=chosen + min(step.decode_context, step.decode_rows * topk),
+        contexts=step.end if scored else 0,
+        chunks=step_chunks(setup, step, own).chunks,
+        moved=moved.total,
+        exchanges=moved.exchanges,
+    )
+
+
+def step_cost(setup: Setup, step: Step, model: CostModel | None = None) -> Cost:
+    """Time of one step on the busiest rank."""
+    return Cost((model or CostModel(setup)).terms(load_of(setup, step)))
 
 
 @dataclass(frozen=True)
@@ -138,13 +184,14 @@ class Forecast:
 
 def forecast(setup: Setup, steps: Timeline) -> Forecast:
     """Times of the whole prompt."""
-    costs = [step_cost(setup, step) for step in steps.prefill]
+    model = CostModel(setup)
+    costs = [step_cost(setup, step, model) for step in steps.prefill]
     slowest = max(costs, key=_seconds)
     with_chunk = [cost.seconds for step, cost in zip(steps.prefill, costs, strict=True) if step.rows]
     return Forecast(
         ttft=sum(cost.seconds for cost in costs),
         stall=max(with_chunk),
-        beside=None if steps.alone is None else step_cost(setup, steps.alone).seconds,
+        beside=None if steps.alone is None else step_cost(setup, steps.alone, model).seconds,
         terms=total_terms(costs),
         slowest=slowest,
     )
