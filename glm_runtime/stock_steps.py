@@ -29,6 +29,7 @@ class Recorder:
         self._last_result = 0.0
         self._number = 0
         self._sharing = sharing
+        self._half: str | None = None  # the prompt that is half way, by its request id
         self._metrics: StepMetrics | None = None
         reporter = scheduler.metrics_reporter
         if reporter.current_scheduler_metrics_enabled:
@@ -59,6 +60,10 @@ class Recorder:
             self._sharing.note(step, lens, batch.prefix_lens)
         if self.log.detailed:
             step.rows = {req.rid: rows for req, rows in zip(batch.reqs, lens, strict=True)}
+            if not decode:
+                prompts = zip(batch.reqs[: len(batch.reqs) - decoding], batch.prefix_lens, strict=False)
+                step.hits = {req.rid: int(prefix) for req, prefix in prompts if req.rid != self._half}
+                self._half = None if chunked is None else chunked.rid
             step.free_tokens = int(
                 scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
             )

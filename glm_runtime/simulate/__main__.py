@@ -31,7 +31,8 @@ from glm_runtime.traces import TraceError, add_arguments, load
 from policies.ledger.flags import LedgerFlags, default_budgets
 from policies.steps import Step
 
-X, Y = "p50_ttft_ms", "p99_itl_ms"
+AXES = "p50_ttft_ms,max_itl_ms"
+WORDS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 COLUMNS = (
     "p50_ttft_ms",
     "p99_ttft_ms",
@@ -61,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
     add("--replicas", type=int, default=1, metavar="N")
     add("--router", choices=ROUTERS, default="round-robin")
     add("--sweep", metavar="NAME=A..B", help="one setting over several values; .. doubles, a list is taken as it is")
-    add("--svg", metavar="FILE", help="Pareto plot of the runs: TTFT p50 against ITL p99")
+    add("--svg", metavar="FILE", help="Pareto plot of the runs")
+    add("--axes", default=AXES, metavar="X,Y", help=f"figures of the front and the plot, less is better ({AXES})")
     add("--json", action="store_true", help="JSON instead of a table")
     stock = made.add_argument_group("SGLang's scheduler (policy sglang), under its own names")
     stock.add_argument("--chunked-prefill-size", type=int, metavar="N", help="-1: prompts are not cut")
@@ -163,16 +165,33 @@ def swept(base: Sequence[Arm], sweep: str | None) -> list[tuple[Arm, str, str]]:
     return found
 
 
-def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """One line a run; the front of the two figures that are plotted is marked with a star."""
-    marks = front([(figures[X], figures[Y]) for _, figures in rows])
+def axes_of(text: str, figures: dict[str, Any]) -> tuple[str, str]:
+    """The two figures of --axes. PlanError where they are none."""
+    names = text.split(",")
+    if len(names) != 2 or any(name not in figures for name in names):
+        raise PlanError(f"--axes {text}: two of {', '.join(figures)} are needed")
+    return names[0], names[1]
+
+
+def axis_title(name: str) -> str:
+    """p50_ttft_ms -> TTFT p50, ms"""
+    parts = name.split("_")
+    if len(parts) >= 3 and parts[-1] == "ms":
+        return f"{WORDS.get(parts[1], parts[1])} {parts[0]}, ms"
+    return name.replace("_", " ")
+
+
+def table(rows: Sequence[tuple[str, dict[str, Any]]], axes: tuple[str, str]) -> str:
+    """One line a run; the front of the two figures of `axes` is marked with a star."""
+    x, y = axes
+    marks = front([(figures[x], figures[y]) for _, figures in rows])
     width = max(len(name) for name, _ in rows) + 2
     lines = [" " * width + " ".join(f"{name:>17}" for name in COLUMNS)]
     for (name, figures), good in zip(rows, marks, strict=True):
         cells = " ".join(f"{_cell(figures[column]):>17}" for column in COLUMNS)
         lines.append(f"{('* ' if good and len(rows) > 1 else '  ') + name:{width}}" + cells)
     if len(rows) > 1:
-        lines.append(f"* not beaten in {X} and {Y}")
+        lines.append(f"* not beaten in {x} and {y}")
     return "\n".join(lines)
 
 
@@ -215,13 +234,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 close()
             figures["simulated_in_s"] = time.perf_counter() - started
             found.append({"name": arm.name, "series": series, "label": label, "figures": figures})
+        x, y = axes = axes_of(values.axes, found[0]["figures"])
         if values.svg:
-            points = [Point(run["figures"][X], run["figures"][Y], run["series"], run["label"]) for run in found]
+            points = [Point(run["figures"][x], run["figures"][y], run["series"], run["label"]) for run in found]
             if any(point.x <= 0 or point.y <= 0 for point in points):
                 raise PlanError("--svg: a run without tokens has no place in the plot")
             title = f"{setup.model.name}: {Path(values.trace).name}"
             note = f"{len(trace):,} requests, {values.replicas} replica(s); simulated, " + told[0]
-            Path(values.svg).write_text(pareto(points, title, "TTFT p50, ms", "ITL p99, ms", note))
+            Path(values.svg).write_text(pareto(points, title, axis_title(x), axis_title(y), note))
     except (PlanError, TraceError, LogError, attention.flags.FlagError, policies.ledger.flags.FlagError) as error:
         return _refuse(str(error))
     except (ValueError, RuntimeError, OSError) as error:
@@ -231,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"{len(trace):,} requests; KV pool {made.pool_tokens:,} tokens a replica; overlap {made.overlap}")
     print("\n".join(told))
-    print(table([(run["name"], run["figures"]) for run in found]))
+    print(table([(run["name"], run["figures"]) for run in found], axes))
     for run in found:
         figures = run["figures"]
         print(

@@ -175,3 +175,18 @@ class LedgerSide:
         assert isinstance(step, StepPlan)
         if self.pacer is not None and step.load is not None:
             self.pacer.observe(step.load, seconds * 1e3)
+
+    def quiet(self, made: Plan) -> int:
+        """See Side."""
+        alike = self.ledger.roster.steady.count == made.shape.decode_rows  # not so where somebody ended in it
+        if made.singles or made.shape.prefill_rows or self._half or self._record or not alike:
+            return 0
+        flying = len(self.ledger.roster.in_flight)
+        ends = min(self._ends, default=made.number + 1 + (1 << 20)) - made.number
+        return max(0, min(self.ledger.quiet_steps(), ends - (0 if flying else 1)))
+
+    def skip(self, made: Plan, steps: int) -> None:
+        """See Side."""
+        self.ledger.skip(steps)
+        self._number += steps
+        made.pass_by(steps)

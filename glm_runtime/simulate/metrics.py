@@ -80,8 +80,7 @@ class Metrics:
         self.preemptions += made.preempted
         self.busy += end - start
         self.last = now
-        tree = side.tree
-        used = tree.pages - tree.free - tree.evictable
+        used = side.tree.used
         self._used_seconds += used * (end - start)
         self.most_used = max(self.most_used, used)
         self.most_running = max(self.most_running, side.running)
@@ -96,6 +95,26 @@ class Metrics:
             elif before:
                 self._gaps.append(now - at[before])
                 self._weights.append(1)
+
+    def skip(self, rows: int, landings: Sequence[float], busy: float, used: tuple[int, int]) -> None:
+        """Plain decodes of the same `rows` requests, whose results came at `landings`; pages in use before and after.
+
+        `kv_use_mean` takes the use between the two to grow evenly.
+        """
+        at, steps = self._at, len(landings)
+        before = at[-1]
+        for now in landings:
+            self._gaps.append(now - before)
+            self._weights.append(rows)
+            before = now
+        at.extend(landings)
+        self.steps += steps
+        self.decode_rows += steps * rows
+        self.tokens += steps * rows
+        self.busy += busy
+        self.last = landings[-1]
+        self._used_seconds += sum(used) / 2 * busy
+        self.most_used = max(self.most_used, *used)
 
     def end(self, req: Req, now: float) -> None:
         """A request's last token came."""

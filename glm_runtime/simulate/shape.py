@@ -76,3 +76,13 @@ class Plan:
         if len(left) == len(self.singles):
             self.steady -= 1
         self.singles = left
+
+    def pass_by(self, steps: int) -> None:
+        """Become the plain decode that comes `steps` later."""
+        shape, before = self.shape, self.shape.decode_context
+        shape.decode_context += steps * shape.decode_rows
+        # NOTE: as far as single contexts are not told; exact once all of them are above index_topk, or all below.
+        if shape.decode_chosen == before:
+            shape.decode_chosen = shape.decode_context
+        self.number += steps
+        self.steady_since = self.number - 1

@@ -458,6 +458,29 @@ class StockSide:
     def observe(self, made: Plan, seconds: float) -> None:
         """Nothing is learnt from a step's time."""
 
+    def quiet(self, made: Plan) -> int:
+        """See Side."""
+        inside = _inside(made)
+        busy = self.line or self._joining or self._gone or self._fresh or self._chunked is not None or self._record
+        if busy or self._defer or inside.prompts or inside.last or made.singles or not self.batch:
+            return 0
+        ends = min((clock for clock in self._ends if clock > self._clock), default=self._clock + 1) - self._clock - 1
+        steps = min(ends, self.tree.page)  # within one page of steps everybody needs one page at most
+        room = self.tree.free + self.tree.evictable
+        return steps if steps > 0 and self._pages(steps) <= room else 0
+
+    def _pages(self, steps: int) -> int:
+        return sum(self._residues[-clock % self.tree.page] for clock in range(self._clock, self._clock + steps))
+
+    def skip(self, made: Plan, steps: int) -> None:
+        """See Side."""
+        self.tree.take(self._pages(steps))
+        self._ratio = max(self._ratio - steps * (self._init - self._least) / DECAY_STEPS, self._least)
+        self._clock += steps
+        self._number += steps
+        self._decoded = self._number
+        made.pass_by(steps)
+
 
 def _inside(made: Plan) -> _Inside:
     inside = made.inside

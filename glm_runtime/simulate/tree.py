@@ -58,6 +58,11 @@ class PrefixTree:
         """Tokens in unlocked nodes."""
         return self.evictable * self.page
 
+    @property
+    def used(self) -> int:
+        """Pages that requests hold, the locked part of the tree among them."""
+        return self.pages - self.free - self.evictable
+
     # Pages -----------------------------------------------------------------------------------------------------------
 
     def take(self, pages: int) -> None:

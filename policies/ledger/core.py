@@ -391,6 +391,25 @@ class Ledger:
         if request.computed:  # 0: preempted since, nothing is left to take back
             request.computed -= expected - brought
 
+    # Many steps at once, for the simulator --------------------------------------------------------------------------
+
+    def quiet_steps(self) -> int:
+        """How many coming steps would give each running request its one row and do nothing else; 0 where unknown."""
+        roster = self.roster
+        busy = len(roster.loose) > 0 or len(self.waiting) > 0 or self._pacer is not None or self.paused != "none"
+        if busy or len(roster.in_flight) > 1 or not roster.steady.count:
+            return 0
+        most = min(self.config.token_budget, self.config.max_num_batched_tokens // (1 + self.config.draft_slots))
+        return roster.steady.quiet() if roster.steady.count <= most else 0
+
+    def skip(self, steps: int) -> None:
+        """As so many rounds of `schedule` and `update` (at most `quiet_steps()`); a plan in flight becomes the last."""
+        roster = self.roster
+        roster.steady.skip(steps)
+        self.cadence.executed += steps
+        for plan in roster.in_flight:
+            plan.number += steps
+
 
 def _to_go_many(request: Request) -> bool:
     return not request.one_to_go

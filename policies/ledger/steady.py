@@ -68,3 +68,12 @@ class Steady:
             return []
         # NOTE: one may have left, and even joined again, since it was written down for today.
         return [r for r in dict.fromkeys(found) if r.steady is self and r.due == day]
+
+    def quiet(self) -> int:
+        """Steps in which nobody has to be looked at, from the coming one on."""
+        return min(self._calendar, default=self.scheduled + 1) - self.scheduled - 1
+
+    def skip(self, steps: int) -> None:
+        """Let so many quiet steps pass, scheduled and folded."""
+        self.scheduled += steps
+        self.folded += steps

@@ -35,7 +35,7 @@ def trace(seed: int, count: int = 60, longest: int = 700, most_output: int = 60,
         shared = chance.randint(0, blocks)
         group = chance.randint(0, 3)
         ids = [1000 * group + i for i in range(shared)]
-        ids += [1_000_000 + 1000 * number + i for i in range(shared, blocks)]
+        ids += [1_000_000 * (seed + 1) + 1000 * number + i for i in range(shared, blocks)]
         found.append(Request(now, prompt, chance.randint(1, most_output), tuple(ids), 16))
     return found
 
@@ -100,4 +100,4 @@ def check(tree: PrefixTree) -> None:
             assert child.pages[0] == first and child.parent is node
             stack.append(child)
     assert unlocked == tree.evictable
-    assert 0 <= tree.free and tree.free + unlocked + locked <= tree.pages
+    assert tree.free >= 0 and tree.free + unlocked + locked <= tree.pages
