@@ -1,0 +1,1 @@
+"""What a comparison looks like: a table, a page, and files for other tools."""

@@ -1,0 +1,159 @@
+"""Rounds: every arm plays the workload in turn, A B A B, so that what the machine does meanwhile meets all alike.
+
+    round 1   start A, warm up, flush, play, stop     start B, ...
+    round 2   start A, ...                            start B, ...
+
+One server is alive at a time; with `keep` the arms' servers stay up through all rounds (twice the memory, no restarts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from glm_runtime.ab.arms import Arm
+from glm_runtime.ab.asks import Ask, Workload
+from glm_runtime.ab.client import Output, Played, play
+from glm_runtime.ab.runs import Reply, Run, save
+from glm_runtime.ab.servers import Server, ServerFailed
+
+
+class Progress:
+    """A bar over all requests of all rounds, with SGLang's client's own tqdm."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, unit="request", disable=quiet, dynamic_ncols=True)
+
+    def say(self, text: str) -> None:
+        """What is going on."""
+        self._bar.set_description(text)
+
+    def tick(self) -> None:
+        """One more answer."""
+        self._bar.update(1)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+
+def rounds(
+    arms: Sequence[Arm],
+    workload: Workload,
+    warm_up: Sequence[Ask],
+    count: int,
+    folder: Path,
+    *,
+    logprobs: bool = True,
+    max_concurrency: int | None = None,
+    keep: bool = False,
+    start_limit_s: float = 600.0,
+    quiet: bool = False,
+) -> list[Run]:
+    """Play the workload `count` times on every arm; each run is saved in `folder` as soon as it is there.
+
+    Raises:
+        ConfigError: an arm's flags were refused. ServerFailed: a server did not start, or ended.
+    """
+    progress = Progress(count * len(arms) * len(workload.asks), quiet)
+    found: list[Run] = []
+    try:
+        with Servers(arms, folder, start_limit_s, keep) as servers:
+            for number in range(1, count + 1):
+                for arm in arms:
+                    progress.say(f"round {number}/{count}, {arm.name}")
+                    with servers.of(arm) as server:
+                        run = one(server, workload, warm_up, number, logprobs, max_concurrency, progress)
+                    save(run, folder / "runs" / f"{arm.slug}-{number}.json")
+                    found.append(run)
+    finally:
+        progress.close()
+    return found
+
+
+class Servers:
+    """The servers of a comparison: one at a time, or all kept."""
+
+    def __init__(self, arms: Sequence[Arm], folder: Path, limit_s: float, keep: bool) -> None:
+        self._folder = folder
+        self._limit_s = limit_s
+        self._keep = keep
+        self._kept: dict[str, Server] = {}
+
+    @contextlib.contextmanager
+    def of(self, arm: Arm) -> Iterator[Server]:
+        """The server of an arm, for one round."""
+        if not self._keep:
+            with Server(arm, self._folder, self._limit_s) as server:
+                yield server
+            return
+        if arm.name not in self._kept:
+            self._kept[arm.name] = Server(arm, self._folder, self._limit_s).__enter__()
+        yield self._kept[arm.name]
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._kept.values():
+            server.stop()
+
+
+def one(
+    server: Server,
+    workload: Workload,
+    warm_up: Sequence[Ask],
+    number: int,
+    logprobs: bool,
+    max_concurrency: int | None,
+    progress: Progress,
+) -> Run:
+    """One round on a running server."""
+    if warm_up:
+        asyncio.run(play(server.url, warm_up, f"warm{number}", logprobs))
+    server.flush()
+    label = f"ab{number}"
+    played = asyncio.run(play(server.url, workload.asks, label, logprobs, max_concurrency, progress.tick))
+    server.alive()
+    if not any(output.success for output in played.outputs):
+        raise ServerFailed(f"arm {server.arm.name}: no request was answered: {played.outputs[0].error}")
+    return Run(
+        arm=server.arm.name,
+        flags=list(server.arm.flags),
+        round=number,
+        workload=workload.fingerprint,
+        start=played.start,
+        seconds=played.seconds,
+        replies=[reply(output, played) for output in played.outputs],
+        steps=server.steps(played.start),
+        policy=server.get("/policy"),
+        server=_plain(server.get("/server_info")),
+    )
+
+
+def reply(output: Output, played: Played) -> Reply:
+    """What is kept of an answer."""
+    return Reply(
+        sent=output.start_time - played.start,
+        ttft=output.ttft,
+        latency=output.latency,
+        itl=output.itl,
+        tokens=output.token_ids,
+        logprobs=output.logprobs,
+        top=output.top,
+        prompt_tokens=output.prompt_len,
+        cached=output.cached_tokens,
+        retractions=output.retractions,
+        error="" if output.success else output.error or "no answer",
+        text=output.generated_text,
+    )
+
+
+def _plain(server_info: dict[str, Any]) -> dict[str, Any]:
+    """SGLang's arguments of GET /server_info, without what its processes count."""
+    return {name: value for name, value in server_info.items() if name != "internal_states"}
