@@ -5,13 +5,14 @@
 
 Noise is what runs of one and the same arm differ by (A/A): the largest difference of a logprob after equal tokens, and
 the gaps at which such runs diverged themselves. A divergence is explained where no gap of it exceeds twice that
-difference (either logit may move by it) or the largest A/A gap. Otherwise it is real.
+difference (either logit may move by it) or the largest A/A gap, or where equal arms part at that request no later.
+Otherwise it is real.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -34,7 +35,7 @@ class Divergence:
         position: of the first differing token; the shorter length where one answer is a beginning of the other.
         a, b: the tokens there; None past the end, or where the request failed.
         gap_a, gap_b: by how much each run preferred its own token over the other's, in logprob; None where unknown.
-        least: whether a gap is only known to be at least that (the other token was not among the top ones).
+        least_a, least_b: whether a gap is only known to be at least that: the other token was not among the top ones.
         error: text of the failure, where one run has no answer.
         explained: whether noise explains it.
     """
@@ -45,7 +46,8 @@ class Divergence:
     b: int | None
     gap_a: float | None = None
     gap_b: float | None = None
-    least: bool = False
+    least_a: bool = False
+    least_b: bool = False
     error: str = ""
     explained: bool = False
 
@@ -59,6 +61,7 @@ class Noise:
         logprob: largest difference of the chosen token's logprob, in nats.
         gap: largest gap at which equal arms diverged.
         divergences: how many pairs of answers diverged.
+        unstable: request -> first position at which equal arms diverged.
     """
 
     pairs: int = 0
@@ -66,6 +69,7 @@ class Noise:
     logprob: float = 0.0
     gap: float = 0.0
     divergences: int = 0
+    unstable: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def explains(self) -> float:
@@ -132,13 +136,14 @@ def divergence(request: int, a: Answer, b: Answer) -> Divergence | None:
     y = b.tokens[place] if place < len(b.tokens) else None
     gap_a, least_a = gap(a, place, y)
     gap_b, least_b = gap(b, place, x)
-    return Divergence(request, place, x, y, gap_a, gap_b, least_a or least_b)
+    return Divergence(request, place, x, y, gap_a, gap_b, least_a, least_b)
 
 
 def noise(pairs: Iterable[tuple[Sequence[Answer], Sequence[Answer]]]) -> Noise:
     """The noise floor of pairs of runs that are of the same arm."""
     count = tokens = diverged = 0
     most = widest = 0.0
+    unstable: dict[int, int] = {}
     for run_a, run_b in pairs:
         for request, (a, b) in enumerate(zip(run_a, run_b, strict=True)):
             if a.error or b.error:
@@ -151,8 +156,9 @@ def noise(pairs: Iterable[tuple[Sequence[Answer], Sequence[Answer]]]) -> Noise:
             most = max(most, max(differences, default=0.0))
             if found is not None:
                 diverged += 1
+                unstable[request] = min(found.position, unstable.get(request, found.position))
                 widest = max(widest, *(value for value in (found.gap_a, found.gap_b, 0.0) if value is not None))
-    return Noise(count, tokens, most, widest, diverged)
+    return Noise(count, tokens, most, widest, diverged, unstable)
 
 
 def compare(
@@ -177,6 +183,7 @@ def compare(
             equal += 1
             continue
         gaps = [value for value in (one.gap_a, one.gap_b) if value is not None]
-        explained = len(gaps) == 2 and not one.least and max(gaps) <= allowed
+        close = len(gaps) == 2 and not (one.least_a or one.least_b) and max(gaps) <= allowed
+        explained = close or (not one.error and floor.unstable.get(request, one.position + 1) <= one.position)
         found.append(Divergence(**asdict(one) | {"explained": explained}))
     return Equality(a, b, asked, equal, tuple(found))

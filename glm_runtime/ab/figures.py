@@ -1,7 +1,7 @@
 """Figures of an arm, by SGLang's own metrics, and the arms' ratios with intervals.
 
-    replies ─> serving.calculate_metrics ─> the names that SGLang's and vLLM's benchmarks write: mean_ttft_ms, ...
-            ─> stats.paired ─────────────> each arm over the first, with 95% bounds
+replies ─> serving.calculate_metrics ─> the names that SGLang's and vLLM's benchmarks write: mean_ttft_ms, ...
+        ─> stats.paired ─────────────> each arm over the first, with 95% bounds
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from sglang.benchmark.datasets import DatasetRow
@@ -19,28 +19,8 @@ from sglang.benchmark.serving import RequestFuncOutput, calculate_metrics
 
 from glm_runtime.ab.asks import Ask
 from glm_runtime.ab.runs import Reply, Run
+from glm_runtime.ab.slo import Slo
 from glm_runtime.ab.stats import Ratio, Sample, Statistic, paired
-
-
-@dataclass(frozen=True)
-class Slo:
-    """What a good request keeps, in ms: `ttft` to the first token; `itl` for 99 of 100 gaps of its tokens."""
-
-    ttft: float | None = None
-    itl: float | None = None
-
-    def __bool__(self) -> bool:
-        return self.ttft is not None or self.itl is not None
-
-    def met(self, reply: Reply) -> dict[str, bool]:
-        """Limit by limit."""
-        found = {}
-        if self.ttft is not None:
-            found["ttft"] = not reply.error and reply.ttft * 1e3 <= self.ttft
-        if self.itl is not None:
-            worst = Sample([reply.itl]).quantile(0.99) * 1e3 if reply.itl else 0.0
-            found["itl"] = not reply.error and worst <= self.itl
-        return found
 
 
 def figures(runs: Sequence[Run], asks: Sequence[Ask], tokenizer: Any, slo: Slo | None = None) -> dict[str, Any]:
@@ -167,9 +147,7 @@ def ratios(base: Sequence[Run], other: Sequence[Run], seed: int = 0) -> dict[str
             made[what] = samples(a, what, kept), samples(b, what, kept)
         if len(made[what][0].values) and len(made[what][1].values):
             found[name] = paired(*made[what], statistic, seed)
-    found["output_throughput"] = _over_rounds(
-        [_throughput(run) for run in a], [_throughput(run) for run in b]
-    )
+    found["output_throughput"] = _over_rounds([_throughput(run) for run in a], [_throughput(run) for run in b])
     return found
 
 

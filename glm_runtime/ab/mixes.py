@@ -70,11 +70,11 @@ MIXES: Mapping[str, Mix] = {
         {
             "streams": (4, "requests that decode from the start"),
             "prompt": (20, "tokens of their prompts"),
-            "new": (160, "tokens each produces"),
+            "new": (256, "tokens each produces"),
             "long": (3000, "tokens of a long prompt"),
             "long_count": (1, "long prompts"),
             "long_new": (8, "tokens that a long prompt produces"),
-            "after": (1.0, "seconds until the first long prompt"),
+            "after": (0.5, "seconds until the first long prompt"),
             "every": (2.0, "seconds between long prompts"),
         },
         interference,

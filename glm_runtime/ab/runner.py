@@ -25,7 +25,7 @@ class Progress:
     """A bar over all requests of all rounds, with SGLang's client's own tqdm."""
 
     def __init__(self, total: int, quiet: bool) -> None:
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]
 
         self._bar = tqdm(total=total, unit="request", disable=quiet, dynamic_ncols=True)
 

@@ -1,6 +1,6 @@
 """One playing of the workload on one arm's server, and its file. Pure.
 
-    FOLDER/runs/<arm>-<round>.json      what was asked for and what came back; `--against FOLDER` compares with it later
+FOLDER/runs/<arm>-<round>.json      what was asked for and what came back; `--against FOLDER` compares with it later
 """
 
 from __future__ import annotations

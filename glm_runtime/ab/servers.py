@@ -28,6 +28,22 @@ COMMAND = (sys.executable, "-m", "glm_runtime.launch_server")
 STOP_LIMIT_S = 60.0
 
 
+def check(arm: Arm) -> None:
+    """Raise ConfigError for what can be refused without starting anything: our flags, and how they fit together."""
+    from glm_runtime.cli import once, split
+    from glm_runtime.launch_server import Given
+    from glm_runtime.prepare import choose_device, request_for
+    from policies.base import PolicyError
+
+    try:
+        once(arm.flags)
+        options, rest, _ = split(arm.flags)
+        given = Given(rest)
+        request_for(options, choose_device(given.value("--device")), given.ranks())
+    except (ConfigError, PolicyError) as error:
+        raise ConfigError(f"arm {arm.name}: {error}") from None
+
+
 class ServerFailed(RuntimeError):
     """A server that did not start, or ended; one line, and where its log is."""
 
@@ -144,10 +160,8 @@ class Server:
             return
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                pass
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # its session is its own: nobody else is in the group
         self._process.wait()

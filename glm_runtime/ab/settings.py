@@ -23,6 +23,7 @@ SKIPPED = frozenset(
         "nccl_port",
         "served_model_name",
         "startup_time_s",
+        "launch_command",
     }
 )
 # Fields that SGLang's server reports beside its arguments.

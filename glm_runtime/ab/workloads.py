@@ -27,6 +27,26 @@ def check(text: str) -> None:
     raise ConfigError(f"--workload {words[0]} is no file and none of {known}")
 
 
+def with_trace_flags(text: str, **given: int | None) -> str:
+    """`text` with --divide-lengths and --limit where they are given. ConfigError where it is no trace."""
+    words = [word for name, value in given.items() if value is not None for word in (_flag(name), str(value))]
+    if not words:
+        return text
+    if not is_trace(text):
+        raise ConfigError(f"{words[0]} reshapes a trace; --workload {_words(text)[0]} has flags of its own (--help)")
+    return f"{text} {' '.join(words)}"
+
+
+def is_trace(text: str) -> bool:
+    """Whether a trace file is meant."""
+    name = _words(text)[0]
+    return name not in mixes.MIXES and name not in datasets.NAMES
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def load(text: str, speed: float, vocab: range, tokenizer: Callable[[], Any], seed: int) -> Workload:
     """The workload.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from glm_runtime.ab.report import svg
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 510.0, 270.0, 44.0, 34.0, 60.0, 14.0
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 510.0, 250.0, 44.0, 34.0, 40.0, 14.0
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "4 2", "1 2")
 MOST = 400  # points of a curve
 
@@ -47,16 +47,20 @@ def draw(title: str, arms: Mapping[str, Sequence[float]], limit: float | None = 
     if limit is not None and low <= limit <= high:
         out.append(f'<g stroke-dasharray="3 3">{svg.line(x(limit), TOP, x(limit), HEIGHT - BOTTOM, "axis")}</g>')
         out.append(svg.text(x(limit) + 4, HEIGHT - BOTTOM - 6, f"limit {svg.short(limit)}", "s"))
-    left = LEFT
-    for place, (name, values) in enumerate(arms.items()):
+    for place, values in enumerate(arms.values()):
         curve = points(values)
         if not curve:
             continue
-        stairs = [(x(curve[0][0]), y(0.0))] + [(x(value), y(share)) for value, share in curve]
-        dash = DASHES[place % len(DASHES)]
-        kind = f"curve arm{place % svg.ARMS}"
-        out.append(svg.path(stairs, kind, dash))
-        out.append(svg.path([(left, HEIGHT - 12), (left + 24, HEIGHT - 12)], kind, dash))
-        out.append(svg.text(left + 29, HEIGHT - 8, name, "s"))
-        left += 48 + 6.0 * len(name)
+        stairs, before = [], 0.0
+        for value, share in curve:
+            stairs += [(x(value), y(before)), (x(value), y(share))]
+            before = share
+        out.append(svg.path(stairs, f"curve arm{place % svg.ARMS}", DASHES[place % len(DASHES)]))
     return svg.picture(WIDTH, HEIGHT, out, title)
+
+
+def swatch(place: int) -> str:
+    """The line of the arm at `place`, for a legend."""
+    dash = DASHES[place % len(DASHES)]
+    stroke = svg.path([(0, 6), (26, 6)], f"curve arm{place % svg.ARMS}", dash)
+    return f'<svg class="swatch" width="26" height="12" viewBox="0 0 26 12" aria-hidden="true">{stroke}</svg>'

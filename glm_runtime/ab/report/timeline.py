@@ -169,14 +169,11 @@ def _lane(lane: Lane, top: float, x: svg.Scale, most: int, kv: float, arrivals: 
     out.append(svg.line(LEFT, base, WIDTH - RIGHT, base, "axis"))
     if kv and lane.pool:
         y_of = svg.Scale(0.0, 1.0, base + STRIP + kv, base + STRIP + 3)
-        out.append(svg.text(LEFT - 6, y_of(0.0) - 2, "KV", "s", "end"))
+        out.append(svg.text(LEFT - 6, y_of(0.5) + 4, "KV", "s", "end"))
         out.append(svg.line(LEFT, y_of(0.0), WIDTH - RIGHT, y_of(0.0), "grid"))
         shares = kv_line(lane, least * 2)
         if shares:
-            peak = max(share for _, share in shares)
             out.append(svg.path([(x(at), y_of(share)) for at, share in shares], "kvline"))
-            said = f"KV peak {peak:.0%} of {lane.pool:,} tokens"
-            out.append(svg.text(WIDTH - RIGHT, y_of(0.0) + 12, said, "s", "end"))
     return out
 
 
