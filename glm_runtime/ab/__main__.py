@@ -6,6 +6,7 @@ Exit codes: 0 the arms answer the same (or differ within their own noise), 1 fai
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a comparison; ends the process with its exit code."""
     from policies.base import PolicyError
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
     except (ConfigError, PolicyError) as error:
@@ -86,6 +88,8 @@ def run(argv: list[str]) -> int:
     if values.svg:
         Path(values.svg).write_text(page.picture(found))
     print(f"\nreport: {folder / 'report.html'}")
+    if found.failed:
+        print(f"glm_runtime: {found.failed} requests had no answer: {found.first_error}", file=sys.stderr)
     if found.real:
         print(f"glm_runtime: {found.real} answers differ, and noise does not explain it", file=sys.stderr)
         return REAL

@@ -64,8 +64,10 @@ def make(name: str, words: list[str], tokenizer: Any, seed: int) -> Workload:
         ids = isinstance(row.prompt, list) and all(isinstance(token, int) for token in row.prompt)
         if not ids and not isinstance(row.prompt, str):
             raise ValueError(f"--workload {name}: a row is neither text nor token ids")
-        prompt = tuple(row.prompt) if ids else row.prompt
-        asks.append(Ask(float(at), prompt, int(row.output_len), "", int(row.prompt_len)))
+        if ids:
+            asks.append(Ask(float(at), tuple(row.prompt), int(row.output_len)))
+        else:  # SGLang does not count the tokens of every dataset's prompts
+            asks.append(Ask(float(at), row.prompt, int(row.output_len), "", len(tokenizer.encode(row.prompt))))
     return Workload(" ".join([name, *words]), f"SGLang's dataset {name}", in_order(asks))
 
 

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any
 
 from sglang.benchmark.datasets import DatasetRow
@@ -33,7 +34,10 @@ def figures(runs: Sequence[Run], asks: Sequence[Ask], tokenizer: Any, slo: Slo |
     """
     replies = [reply for run in runs for reply in run.replies]
     seconds = sum(run.seconds for run in runs)
-    found = _sglang(replies, list(asks) * len(runs), seconds, tokenizer)
+    # One round after the other on one clock: SGLang's peaks count what is there at the same time.
+    begins = accumulate((run.seconds for run in runs[:-1]), initial=0.0)
+    sent = [begin + reply.sent for begin, run in zip(begins, runs, strict=True) for reply in run.replies]
+    found = _sglang(replies, sent, list(asks) * len(runs), seconds, tokenizer)
     if slo:
         met = [slo.met(reply) for reply in replies]
         good = sum(all(one.values()) for one in met)
@@ -46,7 +50,9 @@ def figures(runs: Sequence[Run], asks: Sequence[Ask], tokenizer: Any, slo: Slo |
     return found | _steps(runs) | {"cached_tokens": sum(reply.cached for reply in replies)}
 
 
-def _sglang(replies: Sequence[Reply], asks: Sequence[Ask], seconds: float, tokenizer: Any) -> dict[str, Any]:
+def _sglang(
+    replies: Sequence[Reply], sent: Sequence[float], asks: Sequence[Ask], seconds: float, tokenizer: Any
+) -> dict[str, Any]:
     rows = [DatasetRow(prompt="", prompt_len=ask.prompt_tokens, output_len=ask.new) for ask in asks]
     outputs = [
         RequestFuncOutput(
@@ -57,10 +63,10 @@ def _sglang(replies: Sequence[Reply], asks: Sequence[Ask], seconds: float, token
             itl=reply.itl,
             prompt_len=reply.prompt_tokens,
             output_len=len(reply.tokens),
-            start_time=reply.sent,
+            start_time=at,
             error=reply.error,
         )
-        for reply in replies
+        for reply, at in zip(replies, sent, strict=True)
     ]
     answered = [reply for reply in replies if not reply.error]
     failed = {"completed": len(answered), "failed": len(replies) - len(answered), "num_prompts": len(replies)}

@@ -65,6 +65,12 @@ class Outcome:
         """Requests without an answer, over all runs."""
         return sum(bool(reply.error) for runs in self.runs.values() for run in runs for reply in run.replies)
 
+    @property
+    def first_error(self) -> str:
+        """Why the first request without an answer had none."""
+        replies = (reply for runs in self.runs.values() for run in runs for reply in run.replies)
+        return next((reply.error for reply in replies if reply.error), "")
+
 
 def outcome(
     runs: Sequence[Run],

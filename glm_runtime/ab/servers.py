@@ -23,6 +23,7 @@ from typing import Any
 
 from glm_runtime.ab.arms import Arm
 from glm_runtime.config import ENV, ConfigError
+from glm_runtime.ending import die_with_parent
 
 COMMAND = (sys.executable, "-m", "glm_runtime.launch_server")
 STOP_LIMIT_S = 60.0
@@ -90,6 +91,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # a server must not outlive us, however we end
             )
 
     def wait(self) -> None:

@@ -95,3 +95,24 @@ def test_warm_up_asks_other_tokens_of_all_lengths() -> None:
     assert not {ask.prompt[:3] for ask in asks} & {ask.prompt[:3] for ask in load_.asks}
     assert workloads.warm_up(load_, 0, VOCAB, 0) == []
     assert [ask.prompt_tokens for ask in workloads.warm_up(load_, 1, VOCAB, 0)] == [100]
+
+
+def test_sglangs_datasets() -> None:
+    from glm_runtime.ab import model
+    from glm_runtime.prepare import default_model
+
+    path = default_model()
+    tokenizer = model.tokenizer(path)
+    vocab = model.vocabulary(path, tokenizer.all_special_ids, len(tokenizer))
+    assert vocab == range(480)  # the embedded model's special tokens are its last ids
+    text = "random-ids --num-prompts 6 --random-input-len 50 --random-output-len 9 --request-rate 3"
+    made = [workloads.load(text, 1.0, vocab, lambda: tokenizer, seed) for seed in (0, 0, 1)]
+    assert made[0].fingerprint == made[1].fingerprint != made[2].fingerprint
+    assert len(made[0].asks) == 6 and max(ask.prompt_tokens for ask in made[0].asks) <= 50
+    assert 0 < made[0].asks[-1].at < 20
+    text = "generated-shared-prefix --gsp-num-groups 2 --gsp-prompts-per-group 2 --gsp-system-prompt-len 40"
+    groups = workloads.load(text, 1.0, vocab, lambda: tokenizer, 0).asks
+    assert len(groups) == 4 and all(isinstance(ask.prompt, str) and ask.prompt_tokens > 40 for ask in groups)
+    for bad, word in (("--num-promts 3", "--num-promts"), ("--request-rate 0", "--request-rate")):
+        with pytest.raises(ConfigError, match=word):
+            workloads.load(f"random-ids {bad}", 1.0, vocab, lambda: tokenizer, 0)

@@ -1,4 +1,4 @@
-"""R75 (simon-mo/vLLM-Benchmark#2, sglang#3471): a comparison in which one engine is chunked and mixed and the other not.
+"""R75 (simon-mo/vLLM-Benchmark#2, sglang#3471): a comparison in which one engine is chunked and mixed, the other not.
 
 Two arms whose settings differ in more than the policy: another chunk, and a model whose indexer selects twice as many
 keys. The settings that differ come before any figure; the answers differ for real, which is an exit code of its own.

@@ -1,6 +1,6 @@
 """R77 (LMCache#1459, vllm#39795, sglang#9839): replay by time stamps, with the trace's prefix reuse.
 
-150 rows of Mooncake's conversation trace, lengths divided by 32, ten times as fast. The server records what arrives
+150 rows of Mooncake's synthetic trace, lengths divided by 32, ten times as fast. The server records what arrives
 (`--record`), so the replay is checked from both ends; the record is a trace again.
 """
 
@@ -21,7 +21,7 @@ from tests.servers import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
-TRACE = "mooncake_conversation_tiny32_first150.csv"
+TRACE = "mooncake_synthetic_tiny32_first150.csv"
 PAGE = 64
 SPEED = 10.0
 
@@ -85,7 +85,7 @@ def test_every_row_is_answered_in_its_length(replay: Replay) -> None:
 def test_arrivals_are_the_traces(replay: Replay) -> None:
     """On the client and, from the record, in the server: most within 50 ms of the time stamp; none early."""
     due = np.array([ask.at for ask in replay.load.asks])
-    assert due[-1] == pytest.approx(5.4)
+    assert due[-1] == pytest.approx(4.431)
     late = np.array(replay.sent) - due
     assert late.min() > -0.005 and np.median(late) < 0.05 and np.quantile(late, 0.9) < 0.5
     seen = np.array([request.arrival_s for request in replay.record])
@@ -98,9 +98,9 @@ def test_reuse_is_the_traces(replay: Replay) -> None:
     Requests that arrive together cannot yet hit each other's pages; the others must.
     """
     asked = sum(ask.prompt_tokens for ask in replay.load.asks)
-    assert replay.load.reuse is not None and replay.load.reuse > 0.1
+    assert replay.load.reuse is not None and replay.load.reuse > 0.07
     expected = expected_hits(replay.load)
-    assert sum(expected) / asked == pytest.approx(replay.load.reuse, abs=0.05)
+    assert sum(expected) / asked == pytest.approx(replay.load.reuse, abs=0.005)
     assert all(hit <= most for hit, most in zip(replay.cached, expected, strict=True))
     assert sum(replay.cached) >= 0.8 * sum(expected)
 
