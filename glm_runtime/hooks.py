@@ -18,6 +18,7 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | managers.scheduler.Scheduler.run_batch         | AROUND | any | stock scheduling has no step record                  |
 | managers.scheduler...process_batch_result      | AROUND | any | the same                                             |
 | ...output_streamer.SchedulerOutputStreamer...  | BEFORE | any | --record: no callback tells that a request ended     |
+| ...req_time_stats.APIServerReqTimeStats.__get...| AFTER  | any | --record: the time of arrival stays behind           |
 | managers.scheduler.Scheduler.get_init_info     | AFTER  | any | the handshake has no field for a plugin              |
 | managers.scheduler.Scheduler.get_internal_state| AFTER  | any | neither has the state report                         |
 | entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |
@@ -49,6 +50,7 @@ CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._com
 RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 RESULT = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 STREAM = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
+ARRIVAL = "sglang.srt.observability.req_time_stats.APIServerReqTimeStats.__getstate__"
 INIT_INFO = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
 INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 KILL_TREE = "sglang.srt.entrypoints.engine.kill_process_tree"
@@ -71,6 +73,7 @@ def register(request: RuntimeConfig) -> None:
         HookRegistry.register(RESULT, process, HookType.AROUND)
     if "record" in request.knobs:
         HookRegistry.register(STREAM, record.hook(request.knobs), HookType.BEFORE)
+        HookRegistry.register(ARRIVAL, record.send_arrival, HookType.AFTER)
     HookRegistry.register(INIT_INFO, add_report, HookType.AFTER)
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)

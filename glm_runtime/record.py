@@ -62,8 +62,10 @@ class Record:
         if first and req.sampling_params.max_new_tokens == WARM_UP_NEW and self._warm_up(prompt):
             return
         text = self._decode(prompt) if self._text else None
-        # Time in SGLang's time stats is time.perf_counter(), here as there.
-        arrival = max(0.0, req.time_stats.scheduler_recv_time - self._start)
+        # Time in SGLang's time stats is time.perf_counter(), and made this process's clock on its way here.
+        # NOTE: the scheduler reads its mail between steps only; the API server knows when a request really came.
+        stats = req.time_stats
+        arrival = max(0.0, (stats.created_time or stats.scheduler_recv_time) - self._start)
         produced = max(1, req.finished_len or len(req.output_ids))
         self._write(row(arrival, len(prompt), produced, block_names(prompt, self._block_size), req.rid, text))
 
@@ -72,6 +74,14 @@ class Record:
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")
+
+
+def send_arrival(state: dict[str, Any], stats: Any) -> dict[str, Any]:
+    """An AFTER hook for `APIServerReqTimeStats.__getstate__`: the arrival goes to the scheduler, too.
+
+    SGLang leaves its API server's times behind; the class that takes them up has the field.
+    """
+    return state | {"created_time": stats.created_time}
 
 
 def hook(request_knobs: dict[str, Any]) -> Callable[..., None]:

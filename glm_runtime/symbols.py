@@ -63,6 +63,8 @@ SYMBOLS = (
         "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
         ("self", "reqs", "return_logprob", "skip_req"),
     ),
+    Symbol("sglang.srt.observability.req_time_stats.APIServerReqTimeStats.__getstate__", ("self",)),
+    Symbol("sglang.srt.observability.req_time_stats.SchedulerReqTimeStats.created_time"),
     Symbol(
         "sglang.srt.entrypoints.engine.Engine._launch_subprocesses",
         (

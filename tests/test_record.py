@@ -25,7 +25,7 @@ def ended(prompt: list[int], produced: int, rid: str, new: int = 16) -> Any:
         output_ids=list(range(produced)),
         finished_len=None,
         sampling_params=SimpleNamespace(max_new_tokens=new),
-        time_stats=SimpleNamespace(scheduler_recv_time=time.perf_counter()),
+        time_stats=SimpleNamespace(created_time=time.perf_counter(), scheduler_recv_time=time.perf_counter() + 9),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from glm_runtime.config import ConfigError
 
 # Flags that the runner sets itself.
-OURS = ("--host", "--port", "--step-log", "--record", "--config")
+OURS = ("--host", "--port", "--step-log")
 _NAME = re.compile(r"[\w.+=() -]+")
 
 
@@ -93,6 +93,8 @@ def arms(policies: Sequence[str], texts: Sequence[str], common: Sequence[str], b
         for words in split_flags([*common, *arm.flags]):
             if flag_name(words) in OURS:
                 raise ConfigError(f"{flag_name(words)} cannot be given to an arm: ab sets it itself")
+            if flag_name(words) == "--config":
+                raise ConfigError("--config cannot be given to an arm: its flags must be seen here; write them out")
     return [replace(arm, flags=merge(common, _with_budget(arm.flags, common, budget))) for arm in made]
 
 

@@ -52,6 +52,7 @@ def test_one_budget_by_the_flag_that_each_arm_knows() -> None:
         (["sglang"], ["sglang: --policy sglang"], [], "there twice"),
         (["sglang"], ["x: --port 7"], [], "--port"),
         (["sglang"], [], ["--step-log", "f"], "--step-log"),
+        (["sglang"], [], ["--config", "f.yaml"], "--config"),
         (["sglang"], [], ["stray"], "stray"),
     ],
 )

@@ -120,7 +120,7 @@ class TestRunningServers:
     def test_the_table_tells_both_costs(self, swept: Swept) -> None:
         text = swept.command.output
         columns = [line for line in text.splitlines() if "interval 0" in line and "ledger" in line]
-        assert len(columns) == 3 and all("interval 1" in line and "interval 4" in line for line in columns)
+        assert len(columns) >= 3 and all("interval 1" in line and "interval 4" in line for line in columns)
         for cost in ("stream: ITL p99", "stream: ITL max", "long prompt: TTFT median"):
             row = next(line for line in text.splitlines() if cost in line)
             assert len(row.split(cost)[1].split()) == 4

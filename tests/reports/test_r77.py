@@ -89,7 +89,7 @@ def test_arrivals_are_the_traces(replay: Replay) -> None:
     late = np.array(replay.sent) - due
     assert late.min() > -0.005 and np.median(late) < 0.05 and np.quantile(late, 0.9) < 0.5
     seen = np.array([request.arrival_s for request in replay.record])
-    assert np.median(np.abs((seen - seen[0]) - due)) < 0.5
+    assert np.median(np.abs((seen - seen[0]) - due)) < 0.1
 
 
 def test_reuse_is_the_traces(replay: Replay) -> None:
