@@ -18,7 +18,7 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | managers.scheduler.Scheduler.run_batch         | AROUND | any | stock scheduling has no step record                  |
 | managers.scheduler...process_batch_result      | AROUND | any | the same                                             |
 | ...output_streamer.SchedulerOutputStreamer...  | BEFORE | any | --record: no callback tells that a request ended     |
-| ...req_time_stats.APIServerReqTimeStats.__get...| AFTER  | any | --record: the time of arrival stays behind           |
+| ...req_time_stats.APIServerReqTimeStats.__get..| AFTER  | any | --record: the time of arrival stays behind           |
 | managers.scheduler.Scheduler.get_init_info     | AFTER  | any | the handshake has no field for a plugin              |
 | managers.scheduler.Scheduler.get_internal_state| AFTER  | any | neither has the state report                         |
 | entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |

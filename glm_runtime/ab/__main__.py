@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
     values = plan.values
     text = workloads.with_trace_flags(values.workload, divide_lengths=values.divide_lengths, limit=values.limit)
     workloads.check(text)
-    for arm in plan.arms:
+    for arm in plan.servers:
         servers.check(arm)
     folder = Path(values.out or time.strftime("ab-%Y%m%d-%H%M%S"))
     if any(folder.glob("runs/*.json")):
@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
         folder,
         logprobs=values.logprobs,
         max_concurrency=values.max_concurrency,
-        keep=values.keep_servers,
+        keep=plan.keep,
         start_limit_s=values.start_timeout,
         quiet=values.quiet,
     )

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from glm_runtime.ab import datasets, mixes
 from glm_runtime.ab.arms import Arm, arms, flag_name, split_flags
+from glm_runtime.ab.live import Keep, one_server
 from glm_runtime.ab.slo import Slo
 from glm_runtime.config import ConfigError
 
@@ -25,6 +26,16 @@ class Plan:
     values: argparse.Namespace
     arms: list[Arm]
     command: str
+
+    @property
+    def keep(self) -> Keep:
+        """Which servers are alive."""
+        return "live" if self.values.live_switch else "all" if self.values.keep_servers else "one"
+
+    @property
+    def servers(self) -> list[Arm]:
+        """What is started: an arm each, or what all arms share."""
+        return [one_server(self.arms)] if self.values.live_switch else self.arms
 
     @property
     def slo(self) -> Slo:
@@ -108,7 +119,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="requests before the clock runs, of lengths spread over the workload's (default 4)",
     )
-    run.add_argument("--keep-servers", action="store_true", help="all servers stay up, instead of one at a time")
+    keep = run.add_mutually_exclusive_group()
+    keep.add_argument("--keep-servers", action="store_true", help="all servers stay up, instead of one at a time")
+    keep.add_argument(
+        "--live-switch",
+        action="store_true",
+        help="one server for all arms, whose scheduler is changed between them; they may differ in --scheduler only",
+    )
     run.add_argument(
         "--start-timeout",
         type=_at_least(1, float),
@@ -150,6 +167,10 @@ def parse(argv: Sequence[str]) -> Plan:
     policies = [name.strip() for name in (ours.policies or "").split(",") if name.strip()]
     if not any(flag_name(words) == "--random-seed" for words in split_flags(common)):
         common = [*common, "--random-seed", str(ours.seed)]
+    if ours.live_switch and ours.budget is not None:
+        raise ConfigError(
+            "--budget: with --live-switch all arms have one server's budget; use --max-num-batched-tokens"
+        )
     made_arms = arms(policies, ours.arm, common, ours.budget)
     if len(made_arms) < 2 and ours.against is None:
         raise ConfigError("one arm only: name a second one, or an earlier comparison with --against")

@@ -3,7 +3,10 @@
     round 1   start A, warm up, flush, play, stop     start B, ...
     round 2   start A, ...                            start B, ...
 
-One server is alive at a time; with `keep` the arms' servers stay up through all rounds (twice the memory, no restarts).
+Which servers are alive (`keep`):
+    one     the arm's own, started for each round
+    all     every arm's, through all rounds: more memory, no restarts
+    live    one for all arms, whose scheduler is changed between them (live.py)
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 from glm_runtime.ab.arms import Arm
 from glm_runtime.ab.asks import Ask, Workload
 from glm_runtime.ab.client import Output, Played, play
+from glm_runtime.ab.live import Keep, LiveServer
 from glm_runtime.ab.runs import Reply, Run, save
 from glm_runtime.ab.servers import Server, ServerFailed
 
@@ -51,7 +55,7 @@ def rounds(
     *,
     logprobs: bool = True,
     max_concurrency: int | None = None,
-    keep: bool = False,
+    keep: Keep = "one",
     start_limit_s: float = 600.0,
     quiet: bool = False,
 ) -> list[Run]:
@@ -68,7 +72,7 @@ def rounds(
                 for arm in arms:
                     progress.say(f"round {number}/{count}, {arm.name}")
                     with servers.of(arm) as server:
-                        run = one(server, workload, warm_up, number, logprobs, max_concurrency, progress)
+                        run = one(server, arm, workload, warm_up, number, logprobs, max_concurrency, progress)
                     save(run, folder / "runs" / f"{arm.slug}-{number}.json")
                     found.append(run)
     finally:
@@ -77,18 +81,22 @@ def rounds(
 
 
 class Servers:
-    """The servers of a comparison: one at a time, or all kept."""
+    """The servers of a comparison."""
 
-    def __init__(self, arms: Sequence[Arm], folder: Path, limit_s: float, keep: bool) -> None:
+    def __init__(self, arms: Sequence[Arm], folder: Path, limit_s: float, keep: Keep) -> None:
         self._folder = folder
         self._limit_s = limit_s
         self._keep = keep
         self._kept: dict[str, Server] = {}
+        self._live = LiveServer(arms, folder, limit_s) if keep == "live" else None
 
     @contextlib.contextmanager
     def of(self, arm: Arm) -> Iterator[Server]:
         """The server of an arm, for one round."""
-        if not self._keep:
+        if self._live is not None:
+            yield self._live.of(arm)
+            return
+        if self._keep == "one":
             with Server(arm, self._folder, self._limit_s) as server:
                 yield server
             return
@@ -97,15 +105,20 @@ class Servers:
         yield self._kept[arm.name]
 
     def __enter__(self) -> Servers:
+        if self._live is not None:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
         for server in self._kept.values():
             server.stop()
 
 
 def one(
     server: Server,
+    arm: Arm,
     workload: Workload,
     warm_up: Sequence[Ask],
     number: int,
@@ -115,16 +128,17 @@ def one(
 ) -> Run:
     """One round on a running server."""
     if warm_up:
-        asyncio.run(play(server.url, warm_up, f"warm{number}", logprobs))
+        asyncio.run(play(server.url, warm_up, f"{arm.slug}{number}w", logprobs))
     server.flush()
-    label = f"ab{number}"
+    # NOTE: a request id must be new to a server that has served other rounds.
+    label = f"{arm.slug}{number}"
     played = asyncio.run(play(server.url, workload.asks, label, logprobs, max_concurrency, progress.tick))
     server.alive()
     if not any(output.success for output in played.outputs):
-        raise ServerFailed(f"arm {server.arm.name}: no request was answered: {played.outputs[0].error}")
+        raise ServerFailed(f"arm {arm.name}: no request was answered: {played.outputs[0].error}")
     return Run(
-        arm=server.arm.name,
-        flags=list(server.arm.flags),
+        arm=arm.name,
+        flags=list(arm.flags),
         round=number,
         workload=workload.fingerprint,
         start=played.start,

@@ -6,6 +6,7 @@ import pytest
 
 from glm_runtime.ab.arms import Arm, arms, is_ledger, merge, parse
 from glm_runtime.ab.cli import parse as command
+from glm_runtime.ab.live import scheduler_of
 from glm_runtime.ab.servers import check
 from glm_runtime.config import ConfigError
 
@@ -92,3 +93,18 @@ def test_a_bad_command_line(argv: list[str], word: str) -> None:
 def test_our_flags_are_checked_before_any_server_starts(flags: str, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         check(Arm("x", tuple(flags.split())))
+
+
+def test_one_server_whose_scheduler_changes() -> None:
+    argv = ["--live-switch", "--policy", "vllm-ledger", "--max-num-batched-tokens", "64", "--arm"]
+    plan = command([*argv, "stock: --scheduler sglang", "--arm", "ledger: --scheduler ledger"])
+    assert [arm.name for arm in plan.arms] == ["stock", "ledger"]
+    (server,) = plan.servers
+    assert server.flags[-3:] == ("--scheduler", "ledger", "--allow-policy-switch")
+    assert list(map(scheduler_of, plan.arms)) == ["sglang", "ledger"]
+    with pytest.raises(ConfigError, match="--live-switch: arms stock and small differ in --watermark"):
+        _ = command([*argv, "stock: --scheduler sglang", "--arm", "small: --scheduler ledger --watermark 0.1"]).servers
+    with pytest.raises(ConfigError, match="not allowed with"):
+        command([*argv, "a: --scheduler sglang", "--keep-servers"])
+    with pytest.raises(ConfigError, match="--budget"):
+        command([*argv, "a: --scheduler sglang", "--budget", "64"])
