@@ -126,7 +126,7 @@ def draw(lanes: Sequence[Lane], arrivals: Sequence[float], title: str = "", alon
         out.append(svg.text(x(value), bottom + 15, f"{value:g}", "s", "middle"))
     out.append(svg.text(WIDTH - RIGHT, bottom + 31, "seconds after the first request", "s", "end"))
     for place, lane in enumerate(lanes):
-        out += _lane(lane, top + place * each, x, most, kv, arrivals)
+        out += _lane(lane, top + place * each, x, most, kv, arrivals, pointed=not alone)
     out += _legend(height - 10, bool(kv))
     return svg.picture(WIDTH, height, out, title or "steps of the arms on one time axis", alone)
 
@@ -138,7 +138,10 @@ def _end(lane: Lane) -> float:
     return float(last["at"] - lane.start + (last["ms"] or 0.0) / 1e3)
 
 
-def _lane(lane: Lane, top: float, x: svg.Scale, most: int, kv: float, arrivals: Sequence[float]) -> list[str]:
+def _lane(
+    lane: Lane, top: float, x: svg.Scale, most: int, kv: float, arrivals: Sequence[float], pointed: bool
+) -> list[str]:
+    """One arm's part; `pointed`: bars tell what they are when pointed at, which a picture in a page cannot."""
     base = top + HEAD + BARS
     least = LEAST_PX * x.high / (x.end - x.start)
 
@@ -158,14 +161,14 @@ def _lane(lane: Lane, top: float, x: svg.Scale, most: int, kv: float, arrivals: 
         out.append(f'<path d="M{drawn - 3.5:.1f} {top + HEAD - 8:.1f}h7l-3.5 6z" class="soft"/>')
     for bar in bars(lane, least):
         left, wide = x(bar.at), max(0.5, x(bar.at + bar.seconds) - x(bar.at) - 0.25)
-        low = tall(bar.decode)
+        low, title = tall(bar.decode), bar.title if pointed else ""
         if bar.prefill:
             high = tall(bar.prefill + bar.decode)
-            out.append(svg.rect(left, base - high, wide, high - low, "prefill", bar.title))
+            out.append(svg.rect(left, base - high, wide, high - low, "prefill", title))
         if bar.decode:
-            out.append(svg.rect(left, base - low, wide, low, "decode", bar.title))
+            out.append(svg.rect(left, base - low, wide, low, "decode", title))
         if bar.waiting:
-            out.append(svg.rect(left, base + 1.5, wide + 0.25, STRIP - 2, "stall", bar.title))
+            out.append(svg.rect(left, base + 1.5, wide + 0.25, STRIP - 2, "stall", title))
     out.append(svg.line(LEFT, base, WIDTH - RIGHT, base, "axis"))
     if kv and lane.pool:
         y_of = svg.Scale(0.0, 1.0, base + STRIP + kv, base + STRIP + 3)
