@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from attention import flags as attention_flags
 from attention.flags import AttentionFlags
 from glm_runtime.config import ConfigError
+from glm_runtime.gateway import flags as gateway_flags
+from glm_runtime.gateway.flags import GatewayFlags
 from glm_runtime.guard import limits as guard_flags
 from glm_runtime.guard.limits import GuardFlags
 from parallel import flags as parallel_flags
@@ -46,6 +48,7 @@ class Options:
     attention: AttentionFlags = field(default_factory=AttentionFlags)
     parallel: ParallelFlags = field(default_factory=ParallelFlags)
     guard: GuardFlags = field(default_factory=GuardFlags)
+    gateway: GatewayFlags = field(default_factory=GatewayFlags)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -61,12 +64,13 @@ class Options:
         except _FLAG_ERRORS as error:
             raise ConfigError(error) from None
         own = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name not in _GROUPS}
-        return cls(**own, ledger=ledger, attention=attention, parallel=parallel, guard=guard)
+        gateway = gateway_flags.from_values(values)
+        return cls(**own, ledger=ledger, attention=attention, parallel=parallel, guard=guard, gateway=gateway)
 
     @classmethod
     def names(cls) -> set[str]:
         """Every name that `of` reads."""
-        groups = (LedgerFlags, AttentionFlags, ParallelFlags, GuardFlags)
+        groups = (LedgerFlags, AttentionFlags, ParallelFlags, GuardFlags, GatewayFlags)
         grouped = {name for group in groups for name in group.__dataclass_fields__}
         return (set(cls.__dataclass_fields__) | grouped) - _GROUPS
 
@@ -80,7 +84,7 @@ class Options:
         }
 
 
-_GROUPS = {"ledger", "attention", "parallel", "guard"}  # fields of Options that hold a group's flags
+_GROUPS = {"ledger", "attention", "parallel", "guard", "gateway"}  # fields of Options that hold a group's flags
 _FLAG_ERRORS = (ledger_flags.FlagError, attention_flags.FlagError, parallel_flags.FlagError, guard_flags.FlagError)
 
 
@@ -140,13 +144,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attention_flags.add_arguments(parser)
     parallel_flags.add_arguments(parser)
     guard_flags.add_arguments(parser)
+    gateway_flags.add_arguments(parser)
 
 
 def once(argv: Sequence[str]) -> None:
     """Raise ConfigError where one of our flags is given twice with different values: which one is meant is a guess."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_arguments(parser)
-    ours = {flag: action.dest for action in parser._actions if action.nargs != 0 for flag in action.option_strings}
+    repeatable = argparse._AppendAction
+    single = [action for action in parser._actions if action.nargs != 0 and not isinstance(action, repeatable)]
+    ours = {flag: action.dest for action in single for flag in action.option_strings}
     seen: dict[str, str] = {}
     for i, argument in enumerate(argv):
         name, equals, value = argument.partition("=")

@@ -75,7 +75,9 @@ def our_flags(path: str, content: dict[str, Any]) -> list[str]:
                 flags += [f"--{name}" if value else f"--no-{name}"]
             else:
                 flags += [f"--{name}"] if value else []
-        elif isinstance(value, str | int) and not isinstance(value, bool):
+        elif isinstance(action, argparse._AppendAction) and isinstance(value, list):
+            flags += [part for item in value for part in (f"--{name}", str(item))]
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
             flags += [f"--{name}", str(value)]
         else:
             raise ConfigError(f"--config {path}: {name} takes one value, not {value!r}")

@@ -39,6 +39,8 @@ def Engine(**arguments: Any) -> Any:
         raise ConfigError("an engine of this process is still running; shut it down first (engine.shutdown())")
     ours = {name: arguments.pop(name) for name in list(arguments) if name in Options.names()}
     options = Options.of({name: value for name, value in ours.items() if value is not None})
+    for name in options.gateway.given():
+        raise ConfigError(f"{name}: the ZMQ gateway belongs to the server (glm_runtime.launch_server); drop it")
     path = arguments.get("model_path")
     overrides = arguments.get("json_model_override_args")
     if path is not None:

@@ -101,6 +101,8 @@ def serve(options: Options, given: Given) -> None:
     """Check, publish and hand over to SGLang. Raises ConfigError or PolicyError before any process is started."""
     given_threads()  # before anything loads OpenMP
     from glm_runtime import model_files, prepare, refuse, symbols
+    from glm_runtime.gateway import flags as gateway_flags
+    from glm_runtime.gateway import listen, mount
 
     # What can be refused without SGLang is refused first: it is quick, and nothing else has been said by then.
     path = given.value(*MODEL)
@@ -109,6 +111,7 @@ def serve(options: Options, given: Given) -> None:
     port = given.value("--port") or str(DEFAULT_PORT)
     if port.isdigit():
         refuse.port(given.value("--host") or "127.0.0.1", int(port))
+    gateway = gateway_flags.settings_of(options.gateway)
     device = prepare.choose_device(given.value("--device"))
     ranks = given.ranks()
     request = prepare.request_for(options, device, ranks)
@@ -122,6 +125,7 @@ def serve(options: Options, given: Given) -> None:
 
     # NOTE: published before anything of SGLang is imported: its platform is chosen during import.
     prepare.set_environment(request, ranks * options.parallel.pcp)
+    listeners = listen.listen_all(gateway.endpoints) if gateway is not None else []
     try:
         symbols.check()
         prepare.load_plugins()
@@ -130,7 +134,12 @@ def serve(options: Options, given: Given) -> None:
         config = model_files.read_config(server_args.model_path)
         refuse.launch(server_args, request, config, options.cp_split)
         prepare.fit(server_args, request, config)
+        if gateway is not None:
+            mount.check(server_args)
+            mount.mount(gateway, listeners, request)
     except BaseException:
+        for listener in listeners:
+            listener.close()
         RuntimeConfig.retract()
         raise
     if device == "cpu":
