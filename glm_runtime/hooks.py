@@ -21,6 +21,8 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | ...req_time_stats.APIServerReqTimeStats.__get..| AFTER  | any | --record: the time of arrival stays behind           |
 | managers.scheduler.Scheduler.get_init_info     | AFTER  | any | the handshake has no field for a plugin              |
 | managers.scheduler.Scheduler.get_internal_state| AFTER  | any | neither has the state report                         |
+| sampling.sampling_params.SamplingParams.norma..| AFTER  | any | its window of tokens misses stop strings             |
+| managers...._GenerationStreamAccumulator.accept| AROUND | any | it lets the head of a stop string go every 50 tokens |
 | entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |
 | entrypoints.engine.kill_process_tree           | AROUND | any | Engine.shutdown also kills Python's resource tracker |
 | managers.tokenizer_manager.TokenizerManager    | AROUND | any | requests are not checked (see guard/hook.py for which|
@@ -36,7 +38,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from glm_runtime import cp_hooks, ending, record, report, stock_steps
+from glm_runtime import cp_hooks, ending, record, report, stock_steps, stops
 from glm_runtime.config import RuntimeConfig
 from glm_runtime.guard import hook as guard_hook
 from policies.steps import Sharing
@@ -53,6 +55,8 @@ STREAM = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutp
 ARRIVAL = "sglang.srt.observability.req_time_stats.APIServerReqTimeStats.__getstate__"
 INIT_INFO = "sglang.srt.managers.scheduler.Scheduler.get_init_info"
 INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+NORMALIZE = "sglang.srt.sampling.sampling_params.SamplingParams.normalize"
+ACCEPT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept"
 KILL_TREE = "sglang.srt.entrypoints.engine.kill_process_tree"
 LAUNCHED = "sglang.srt.entrypoints.engine.Engine._launch_subprocesses"
 
@@ -74,6 +78,8 @@ def register(request: RuntimeConfig) -> None:
     if "record" in request.knobs:
         HookRegistry.register(STREAM, record.hook(request.knobs), HookType.BEFORE)
         HookRegistry.register(ARRIVAL, record.send_arrival, HookType.AFTER)
+    HookRegistry.register(NORMALIZE, stops.wide_window, HookType.AFTER)
+    HookRegistry.register(ACCEPT, stops.held_back, HookType.AROUND)
     HookRegistry.register(INIT_INFO, add_report, HookType.AFTER)
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)

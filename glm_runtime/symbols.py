@@ -90,6 +90,15 @@ SYMBOLS = (
     Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager._init_req_state", ("self", "obj", "request")),
     Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request", ("self", "rid", "abort_all")),
     Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager._mark_state_dispatched", ("self", "rid")),
+    Symbol("sglang.srt.sampling.sampling_params.SamplingParams.normalize", ("self", "tokenizer")),
+    Symbol(
+        "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept", ("self", "req")
+    ),
+    Symbol("sglang.srt.managers.schedule_batch.Req.check_match_stop_str_prefix", ("self",)),
+    Symbol(
+        "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
+        ("self", "request", "is_multimodal", "output_constrained"),
+    ),
     Symbol("sglang.srt.entrypoints.http_server.app"),
     Symbol("sglang.srt.entrypoints.http_server.get_global_state", ()),
     Symbol("sglang.srt.arg_groups.choices.add_attention_backend_choices"),

@@ -5,6 +5,7 @@ Everything goes to `TokenizerManager.generate_request`, as from POST /generate: 
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from glm_runtime.gateway.protocol import Bad, Generate
 from glm_runtime.version import __version__
 
+# What SGLang raises for bad input before a request reaches its scheduler.
+REFUSALS = (ValueError, TypeError, OverflowError, re.error)
 NEVER = 2**30  # tokens between outputs of a request that does not stream: its first and its last come
 PASSED = (
     "priority",
@@ -69,7 +72,7 @@ class SglangEngine:
                     yield out
         except Bad:
             raise
-        except (ValueError, TypeError) as refusal:
+        except REFUSALS as refusal:
             raise refused(refusal) from None
         except Exception as problem:
             status = getattr(problem, "status_code", None)  # fastapi's HTTPException

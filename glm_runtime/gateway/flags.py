@@ -3,7 +3,7 @@
 | flag                        | default | meaning                                                                  |
 |-----------------------------|---------|--------------------------------------------------------------------------|
 | --zmq-endpoint (repeatable) | none    | where to listen; without it there is no gateway                          |
-| --zmq-curve-secret-key-file | none    | the server's key: every endpoint then speaks CURVE                       |
+| --zmq-curve-secret-key-file | none    | the server's key: every endpoint but ipc files then speaks CURVE         |
 | --zmq-authorized-keys       | none    | folder of the public keys that may talk to it                            |
 | --zmq-insecure              | off     | a public endpoint without keys                                           |
 | --zmq-max-message-mb        | 8       | one message of a client                                                  |
@@ -155,10 +155,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, text: str, metavar: str, type_: Any = str, **more: Any) -> None:
         group.add_argument(flag, type=type_, default=None, help=text, metavar=metavar, **more)
 
-    add(
-        "--zmq-endpoint", "listen for ZMQ clients there; may be given several times", "tcp://HOST:PORT", action="append"
-    )
-    add("--zmq-curve-secret-key-file", "the server's CURVE key; every endpoint then demands CURVE", "FILE")
+    add("--zmq-endpoint", "listen for ZMQ clients there; repeatable", "tcp://HOST:PORT", action="append")
+    add("--zmq-curve-secret-key-file", "the server's CURVE key; all endpoints but ipc files then demand CURVE", "FILE")
     add("--zmq-authorized-keys", "folder of the public keys that may talk to the server", "DIR")
     group.add_argument(
         "--zmq-insecure",

@@ -47,6 +47,11 @@ class Endpoint:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     @property
+    def own(self) -> bool:
+        """Whether the file's permissions keep everybody but this user away."""
+        return self.scheme == "ipc" and not self.host.startswith("@")
+
+    @property
     def public(self) -> bool:
         """Whether another machine can reach it."""
         if self.scheme == "ipc" or self.host == "localhost":
@@ -89,8 +94,7 @@ class Listener:
 
     def __init__(self, endpoint: Endpoint, bound: socket.socket) -> None:
         self.endpoint, self._socket = endpoint, bound
-        path = endpoint.scheme == "ipc" and not endpoint.host.startswith("@")
-        self._made = _file(endpoint.host) if path else None
+        self._made = _file(endpoint.host) if endpoint.own else None
 
     def hand_over(self) -> int:
         """The file descriptor; whoever gets it closes it."""

@@ -108,6 +108,8 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._policy: asyncio.Task[Any] | None = None
         self._gone_somewhere = False
+        self._secure = settings.secret_key_file is not None
+        self._authenticator: Any = None
         self.closed = False
 
     # ---- life ----
@@ -116,18 +118,32 @@ class Gateway:
         """Take the listeners over and serve. Raises zmq.ZMQError where ZeroMQ will not have one."""
         self.loop = asyncio.get_running_loop()
         self.context = zmq.Context()
-        self._authenticator = self._authenticate() if self.settings.secret_key_file is not None else None
-        self.socket = self._router()
-        self.monitor = self.socket.get_monitor_socket(MONITORED)
-        for listener in self.listeners:
-            self.socket.setsockopt(zmq.USE_FD, listener.hand_over())
-            self.socket.bind(listener.endpoint.text)
+        try:
+            self._open()
+        except BaseException:
+            self.context.destroy(linger=0)  # else it would wait for its sockets, for ever
+            raise
         self.loop.add_reader(self.socket.fileno(), self._readable)
         self.loop.add_reader(self.monitor.fileno(), self._watched)
         self._after("sweep", SWEEP_S, self._sweep)
         self.loop.call_soon(self._readable)
-        where = ", ".join(listener.endpoint.text for listener in self.listeners)
-        logger.info("glm_runtime: ZMQ gateway on %s%s", where, " (CURVE)" if self._authenticator else "")
+        where = ", ".join(
+            listener.endpoint.text + (" (CURVE)" if self._secure and not listener.endpoint.own else "")
+            for listener in self.listeners
+        )
+        logger.info("glm_runtime: ZMQ gateway on %s", where)
+
+    def _open(self) -> None:
+        """The sockets, bound."""
+        if self._secure:
+            self._authenticator = self._authenticate()
+        self.socket = self._router()
+        self.monitor = self.socket.get_monitor_socket(MONITORED)
+        for listener in sorted(self.listeners, key=lambda listener: not listener.endpoint.own):
+            if self._secure and not listener.endpoint.own:
+                self._demand_curve()
+            self.socket.setsockopt(zmq.USE_FD, listener.hand_over())
+            self.socket.bind(listener.endpoint.text)
 
     def _router(self) -> zmq.Socket[bytes]:
         made = self.context.socket(zmq.ROUTER)
@@ -145,11 +161,14 @@ class Gateway:
             (zmq.IPV6, int(any(":" in listener.endpoint.host for listener in self.listeners))),
         ):
             made.setsockopt(option, value)
-        if self.settings.secret_key_file is not None:
-            public, secret = keys.load_secret(self.settings.secret_key_file, "--zmq-curve-secret-key-file")
-            made.curve_publickey, made.curve_secretkey, made.curve_server = public, secret, True
-            made.zap_domain = ZAP_DOMAIN.encode()
         return made
+
+    def _demand_curve(self) -> None:
+        """Endpoints bound from here on demand CURVE; ZeroMQ copies a socket's options when it binds."""
+        file = str(self.settings.secret_key_file)
+        public, secret = keys.load_secret(file, "--zmq-curve-secret-key-file")
+        self.socket.curve_publickey, self.socket.curve_secretkey, self.socket.curve_server = public, secret, True
+        self.socket.zap_domain = ZAP_DOMAIN.encode()
 
     def _authenticate(self) -> Any:
         from zmq.auth.asyncio import AsyncioAuthenticator

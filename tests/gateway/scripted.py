@@ -118,7 +118,8 @@ def serving(
     engine: ScriptedEngine | None = None, endpoint: str = "tcp://127.0.0.1:0", **limits: Any
 ) -> Iterator[Running]:
     """A gateway while the block runs."""
-    running = Running(engine or ScriptedEngine(), Settings((parse(endpoint),), **limits)).start()
+    endpoints = tuple(parse(text) for text in endpoint.split())
+    running = Running(engine or ScriptedEngine(), Settings(endpoints, **limits)).start()
     try:
         yield running
     finally:

@@ -397,14 +397,16 @@ def test_a_draining_server_takes_nothing_new() -> None:
 
 
 def test_curve(tmp_path: Path) -> None:
-    """Only who has an authorised key is heard; a stranger, and a peer without a key, are not."""
+    """Only who has an authorised key is heard, a stranger and a peer without a key are not; an ipc file needs none."""
     for name in ("server", "friend", "stranger"):
         keygen(tmp_path / "keys", name)
     (tmp_path / "authorized").mkdir()
     (tmp_path / "authorized" / "friend.key").write_bytes((tmp_path / "keys" / "friend.key").read_bytes())
     keys = tmp_path / "keys"
     with serving(
-        secret_key_file=str(keys / "server.key_secret"), authorized_keys=str(tmp_path / "authorized")
+        endpoint=f"tcp://127.0.0.1:0 ipc://{tmp_path}/own",
+        secret_key_file=str(keys / "server.key_secret"),
+        authorized_keys=str(tmp_path / "authorized"),
     ) as gateway:
         heard = {}
         for name in ("friend", "stranger", None):
@@ -420,6 +422,9 @@ def test_curve(tmp_path: Path) -> None:
         assert heard == {"friend": True, "stranger": False, None: False}
         until(lambda: gateway.stats()["handshakes_refused"] >= 1)
         assert gateway.stats()["messages_in"] == 1
+        with dealer(f"ipc://{tmp_path}/own") as peer:
+            say(peer, type="ping", id="a")
+            assert hear(peer)["type"] == "pong"
 
 
 def test_bad_fields_end_their_request() -> None:
