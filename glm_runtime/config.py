@@ -15,16 +15,13 @@ from typing import Any
 import msgspec
 
 from attention.batch import PAGE_SIZE
+from glm_runtime.errors import ConfigError as ConfigError
 from parallel.dcp import page_tokens
 
 ENV = "GLM_RUNTIME_CONFIG"
 PLUGIN = "glm_runtime"  # our entry-point name in both of SGLang's plugin groups
 # SGLang's own switches for shared experts and an embedding that each rank holds whole (`cp_hooks.py` says why).
 WHOLE_WEIGHTS = {"SGLANG_SHARED_EXPERT_TP1": "1", "SGLANG_ENABLE_EMBED_REPLICATION": "1"}
-
-
-class ConfigError(ValueError):
-    """Bad input of the operator: printed as one line, exit code 2."""
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):

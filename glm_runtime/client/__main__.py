@@ -7,8 +7,8 @@ import sys
 
 from glm_runtime.client import Client, ClientError
 from glm_runtime.client.sync import DEFAULT
-from glm_runtime.config import ConfigError
 from glm_runtime.ending import fail
+from glm_runtime.errors import ConfigError
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -17,14 +17,7 @@ from glm_runtime.client.results import ClientError, Lost, TooLate
 from glm_runtime.gateway.protocol import ENCODERS, Encoding, Generate, Message, is_terminal, unpack
 
 REPLIES = frozenset({"hello", "stats", "policy", "pong", "abort"})
-OWN_FIELDS = frozenset(Generate.__struct_fields__) - {
-    "id",
-    "text",
-    "input_ids",
-    "messages",
-    "stream",
-    "sampling_params",
-}
+OWN_FIELDS = frozenset(Generate.__struct_fields__) - {"id", "stream", "sampling_params"}
 OURS = "#"  # ids of the connection's own messages begin so
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]

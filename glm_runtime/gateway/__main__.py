@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from glm_runtime.config import ConfigError
 from glm_runtime.ending import fail
+from glm_runtime.errors import ConfigError
 from glm_runtime.gateway.keys import keygen
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from glm_runtime.config import ConfigError
+from glm_runtime.errors import ConfigError
 
 PUBLIC, SECRET = ".key", ".key_secret"
 

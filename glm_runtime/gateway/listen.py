@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm_runtime.config import ConfigError
+from glm_runtime.errors import ConfigError
 
 BACKLOG = 128
 PATH_LIMIT = 107  # bytes of a Unix socket's path

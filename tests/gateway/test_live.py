@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +17,13 @@ import psutil
 import pytest
 
 from glm_runtime.client import Aborted, Client, Lost, Refused
-from glm_runtime.gateway.keys import keygen
+from tests.gateway.conftest import Live
 from tests.gateway.scripted import dealer, hear, say, until
 from tests.gateway.test_server import Marker, terminal
-from tests.servers import REPO, Server, free_port
+from tests.servers import REPO
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.together("gateway")]
 GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-@dataclass
-class Live:
-    """A server with a gateway."""
-
-    server: Server
-    ipc: str
-    tcp: str
-    keys: Path
-
-    def in_flight(self) -> int:
-        """Requests that the scheduler runs or has waiting."""
-        totals = self.server.get("/policy")["knobs"]["step_totals"]
-        return int(totals["running"] + totals["waiting"])
-
-    def steps(self) -> int:
-        """Steps run so far."""
-        return int(self.server.get("/policy")["knobs"]["step_totals"]["steps"])
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """One server: an ipc file for this user, TCP for those who have a key."""
-    folder = tmp_path_factory.mktemp("zmq")
-    for name in ("server", "client"):
-        keygen(folder, name)
-    (folder / "authorized").mkdir()
-    (folder / "authorized" / "client.key").write_bytes((folder / "client.key").read_bytes())
-    ipc, tcp = f"ipc://{folder}/socket", f"tcp://127.0.0.1:{free_port()}"
-    flags = ["--policy", "vllm-ledger", "--scheduling-policy", "priority", "--enable-metrics"]
-    flags += ["--zmq-endpoint", ipc, "--zmq-endpoint", tcp, "--zmq-max-message-mb", "1"]
-    flags += ["--zmq-curve-secret-key-file", str(folder / "server.key_secret")]
-    flags += ["--zmq-authorized-keys", str(folder / "authorized")]
-    with Server(*flags) as server:
-        yield Live(server, ipc, tcp, folder)
 
 
 @pytest.fixture
