@@ -37,7 +37,8 @@ class AsyncClient:
         server_key: str | None = None,
     ) -> None:
         self._socket = dealer(endpoint, key_file, server_key)
-        self._wire = Wire(self._send, encoding, heartbeat, lost_after)
+        # A loop that is held up for long still keeps its word; ZeroMQ's own heartbeats tell a dead process sooner.
+        self._wire = Wire(self._send, encoding, heartbeat, lost_after, promise=10 * heartbeat)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.timeout = timeout

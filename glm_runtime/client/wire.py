@@ -2,9 +2,9 @@
 
     ask() ─> Pending ─ frames in ─> its inbox ─ terminal ─> ended
 
-A silent server is pinged; its answer names the session that it knows us by. Another session than before means that
-the connection was replaced (a restart, a cut): a request of which nothing has come is asked again, one that is half
-here is lost.
+While something is waited for the server is pinged; its answer names the session that it knows us by. Another session
+than before means that the connection was replaced (a restart, a cut): a request of which nothing has come is asked
+again, one that is half here is lost.
 """
 
 from __future__ import annotations
@@ -72,11 +72,19 @@ class Wire:
 
     Args:
         send: puts one frame on the wire. encoding: of what goes out after the hello.
-        heartbeat: seconds of silence after which the server is pinged. lost_after: and after which it is lost.
+        heartbeat: seconds between pings while something is waited for. lost_after: silence after which the server is
+            lost. promise: seconds within which the server may count on a sign of us; None: it may not.
     """
 
-    def __init__(self, send: Callable[[bytes], None], encoding: Encoding, heartbeat: float, lost_after: float) -> None:
-        self._send, self.encoding = send, encoding
+    def __init__(
+        self,
+        send: Callable[[bytes], None],
+        encoding: Encoding,
+        heartbeat: float,
+        lost_after: float,
+        promise: float | None = None,
+    ) -> None:
+        self._send, self.encoding, self._promise = send, encoding, promise
         self.heartbeat, self.lost_after = heartbeat, lost_after
         self.pending: dict[str, Pending] = {}
         self.hello: Message | None = None
@@ -111,7 +119,7 @@ class Wire:
             "id": OURS + "hello",
             "encoding": self.encoding,
             "batch": True,
-            "heartbeat_s": self.heartbeat,
+            "heartbeat_s": self._promise,
         }
         self._send(ENCODERS["json"](greeting))
 

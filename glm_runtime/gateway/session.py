@@ -16,6 +16,7 @@ from typing import Any
 from glm_runtime.gateway.answer import GROWING, Answer
 from glm_runtime.gateway.protocol import ENCODERS, Encoding, Generate, Message
 
+PLAIN_DELTA = 4  # fields of a delta without logprobs; short messages have no more
 BATCH = 64  # messages of one multipart at most
 STRIKES = 64  # malformed messages that are answered; what comes after them is not read
 
@@ -49,6 +50,8 @@ class Item:
 def size_of(message: Mapping[str, Any]) -> int:
     """About how many bytes a message takes."""
     size = 96 + len(message.get("text") or "") + 6 * len(message.get("output_ids") or ())
+    if len(message) == PLAIN_DELTA and message["type"] == "delta":
+        return size
     for holder in (message, message.get("meta_info") or {}):
         for name in (*GROWING, "input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
             for row in holder.get(name) or ():

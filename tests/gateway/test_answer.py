@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glm_runtime.gateway.answer import Answer
 from glm_runtime.gateway.protocol import Generate, is_terminal
-from glm_runtime.gateway.session import BATCH, Live, Session
+from glm_runtime.gateway.session import BATCH, Live, Session, size_of
 
 LENGTH = {"type": "length", "length": 3}
 
@@ -114,6 +114,15 @@ def test_waiting_deltas_join_per_request_and_choice() -> None:
     assert session.waiting == 0 and one.tail is None
     session.put(delta("a", "new"), one)
     assert drain(session)[0]["text"] == "new"
+
+
+def test_sizes() -> None:
+    """A delta weighs its text, its ids and its logprobs; what has choices weighs them all."""
+    plain = delta("a", "xyz")
+    assert size_of(plain) == 96 + 3 + 18
+    assert size_of(plain | {"output_token_logprobs": [[-1.0, 5, None]] * 2}) > size_of(plain) + 200
+    done = {"type": "done", "id": "a", "choices": [{"index": 0, "text": "x" * 500, "output_ids": [], "meta_info": {}}]}
+    assert size_of(done) > 500
 
 
 def test_what_waits_is_counted() -> None:

@@ -217,3 +217,14 @@ def test_the_command_line(gateway: Running) -> None:
     imported = "import glm_runtime.client, sys; print(sorted({'torch', 'sglang'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", imported], capture_output=True, text=True, cwd=REPO, check=True)
     assert run.stdout == "[]\n"
+
+
+def test_a_client_may_think_between_deltas() -> None:
+    """The blocking client says nothing while its caller is busy; the stream goes on all the same."""
+    with serving(ScriptedEngine(0.002), heartbeat_s=0.1) as gateway, Client(gateway.endpoint, heartbeat=0.05) as client:
+        text = ""
+        for place, delta in enumerate(client.stream("x", max_new_tokens=40)):
+            text += delta.text
+            if place in (0, 3):
+                time.sleep(0.6)
+        assert text == letters(40)
