@@ -50,7 +50,7 @@ class Item:
 def size_of(message: Mapping[str, Any]) -> int:
     """About how many bytes a message takes."""
     size = 96 + len(message.get("text") or "") + 6 * len(message.get("output_ids") or ())
-    if len(message) == PLAIN_DELTA and message["type"] == "delta":
+    if len(message) == PLAIN_DELTA and message.get("type") == "delta":
         return size
     for holder in (message, message.get("meta_info") or {}):
         for name in (*GROWING, "input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
@@ -97,7 +97,7 @@ class Session:
         """Let a message wait; a delta joins its request's waiting one."""
         size = size_of(message)
         self.waiting += size
-        if live is not None and message["type"] == "delta":
+        if live is not None and message.get("type") == "delta":
             tail = live.tail
             waits = tail.message if tail is not None else None
             if tail is not None and isinstance(waits, dict) and waits.get("index") == message.get("index"):
