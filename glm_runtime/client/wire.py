@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from glm_runtime.client.results import ClientError, Lost, TooLate
-from glm_runtime.gateway.protocol import ENCODERS, Encoding, Generate, Message, is_terminal, unpack
+from glm_runtime.gateway.protocol import ENCODERS, Encoding, Generate, Message, is_terminal, unpack_all
 
 REPLIES = frozenset({"hello", "stats", "policy", "pong", "abort"})
 OWN_FIELDS = frozenset(Generate.__struct_fields__) - {"id", "stream", "sampling_params"}
@@ -127,10 +127,9 @@ class Wire:
         self._send(ENCODERS[self.encoding](message))
 
     def receive(self, frames: Sequence[bytes], now: float) -> None:
-        """A multipart message: the version, then messages."""
+        """A multipart message: the version, and a frame with one message or several."""
         self.heard = now
-        for frame in frames[1:]:
-            message = unpack(frame, self.encoding)
+        for message in unpack_all(frames[1], self.encoding):
             kind, id = message.get("type"), message.get("id")
             if kind in ("hello", "pong"):
                 self._met(message, now)

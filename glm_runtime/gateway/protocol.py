@@ -33,7 +33,7 @@ class Hello(msgspec.Struct, tag="hello", forbid_unknown_fields=True, frozen=True
 
     Attributes:
         encoding: of all messages after this one, both ways.
-        batch: whether one multipart message may carry several answers.
+        batch: whether an array of messages may come in place of one.
         heartbeat_s: the client will say something at least this often while it waits; None: no promise.
     """
 
@@ -132,22 +132,25 @@ def _plain(value: Any) -> Any:
 _msgpack = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
-def to_json(message: Mapping[str, Any]) -> bytes:
+def to_json(message: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes:
     """JSON; a float that is not finite becomes null."""
     return orjson.dumps(message, default=_plain, option=orjson.OPT_NON_STR_KEYS)
 
 
-def to_msgpack(message: Mapping[str, Any]) -> bytes:
+def to_msgpack(message: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes:
     """msgpack."""
     return _msgpack.encode(message)
 
 
-ENCODERS: Mapping[Encoding, Callable[[Mapping[str, Any]], bytes]] = {"json": to_json, "msgpack": to_msgpack}
+ENCODERS: Mapping[Encoding, Callable[[Mapping[str, Any] | Sequence[Mapping[str, Any]]], bytes]] = {
+    "json": to_json,
+    "msgpack": to_msgpack,
+}
 
 
 def spoken(frame: bytes, encoding: Encoding) -> Encoding:
-    """Encoding of a frame: JSON is understood on every connection, for no msgpack map begins with a brace."""
-    return "json" if frame[:1] == b"{" else encoding
+    """Encoding of a frame: JSON is understood on every connection, for no msgpack map or array begins as JSON's do."""
+    return "json" if frame[:1] in (b"{", b"[") else encoding
 
 
 def unpack(frame: bytes, encoding: Encoding) -> Message:
@@ -160,6 +163,12 @@ def unpack(frame: bytes, encoding: Encoding) -> Message:
     if not isinstance(value, dict):
         raise Bad("malformed", f"frame 2 is no object but {type(value).__name__}")
     return value
+
+
+def unpack_all(frame: bytes, encoding: Encoding) -> list[Message]:
+    """The messages in a frame of the server: one, or an array of them."""
+    value = orjson.loads(frame) if spoken(frame, encoding) == "json" else msgspec.msgpack.decode(frame)
+    return value if isinstance(value, list) else [value]
 
 
 _PATH = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)

@@ -439,17 +439,17 @@ class Gateway:
 
     def _send(self, session: Session) -> None:
         while session.outbox:
-            frames = session.next()
+            frame, count = session.next()
             try:
-                self.socket.send_multipart([session.identity, TAG, *frames], zmq.NOBLOCK)
+                self.socket.send_multipart([session.identity, TAG, frame], zmq.NOBLOCK)
             except zmq.Again:
                 session.blocked = True
                 self._blocked.add(session)
                 return self._after("retry", RETRY_S, self._retry)
             except zmq.ZMQError:
                 return self._gone(session)
-            session.sent(len(frames))
-            self.counters.count("messages_out", len(frames))
+            session.sent(count)
+            self.counters.count("messages_out", count)
         session.blocked = False
         self._blocked.discard(session)
         if session.discarded:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from glm_runtime.gateway.answer import GROWING, Answer
 from glm_runtime.gateway.protocol import ENCODERS, Encoding, Generate, Message
 
 PLAIN_DELTA = 4  # fields of a delta without logprobs; short messages have no more
-BATCH = 64  # messages of one multipart at most
+BATCH = 64  # messages of one frame at most
 STRIKES = 64  # malformed messages that are answered; what comes after them is not read
 
 
@@ -115,12 +116,20 @@ class Session:
         self.waiting += len(message)
         self.outbox.append(Item(message, len(message), None))
 
-    def next(self) -> list[bytes]:
-        """The bytes to send next, one frame a message; they stay until `sent`."""
-        count = min(len(self.outbox), BATCH) if self.batch else 1
+    def next(self) -> tuple[bytes, int]:
+        """The frame to send next and how many messages it holds; they stay until `sent`."""
         encode = ENCODERS[self.encoding]
-        messages = (self.outbox[i].message for i in range(count))
-        return [message if isinstance(message, bytes) else encode(message) for message in messages]
+        first = self.outbox[0].message
+        if isinstance(first, bytes):
+            return first, 1
+        if not self.batch or len(self.outbox) == 1:
+            return encode(first), 1
+        messages: list[Message] = []
+        for item in islice(self.outbox, BATCH):
+            if isinstance(item.message, bytes):
+                break
+            messages.append(item.message)
+        return encode(messages), len(messages)
 
     def sent(self, count: int) -> None:
         """The first `count` messages are out."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from glm_runtime.gateway.answer import Answer
-from glm_runtime.gateway.protocol import Generate, is_terminal
+from glm_runtime.gateway.protocol import Generate, is_terminal, unpack_all
 from glm_runtime.gateway.session import BATCH, Live, Session, size_of
 
 LENGTH = {"type": "length", "length": 3}
@@ -95,9 +94,9 @@ def delta(id: str, text: str, index: int | None = None) -> dict[str, Any]:
 def drain(session: Session, count: int | None = None) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     while session.outbox and (count is None or len(made) < count):
-        frames = session.next()
-        session.sent(len(frames))
-        made += [orjson.loads(frame) for frame in frames]
+        frame, messages = session.next()
+        session.sent(messages)
+        made += unpack_all(frame, "json")
     return made
 
 
@@ -159,6 +158,11 @@ def test_batches_are_bounded() -> None:
     session.batch = True
     for i in range(BATCH + 5):
         session.put({"type": "pong", "id": f"{i}"})
-    assert len(session.next()) == BATCH
+    assert session.next()[1] == BATCH
     session.sent(BATCH)
-    assert len(session.next()) == 5
+    assert session.next()[1] == 5
+    session.put_encoded(b"ready")
+    session.put({"type": "pong", "id": "last"})
+    assert session.next()[1] == 5
+    session.sent(5)
+    assert session.next() == (b"ready", 1)
