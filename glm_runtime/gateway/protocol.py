@@ -2,10 +2,10 @@
 
 frame 1   TAG, the protocol's version
 frame 2   one message, an object with a "type": JSON; msgpack once a hello has said so
-frame 3+  further messages, only server to client and only where the hello asked for "batch"
+          from the server, where the hello asked for "batch": or an array of messages
 
-client   hello generate abort stats policy ping
-server   hello delta done error aborted abort stats policy pong heartbeat
+client    hello generate abort stats policy ping
+server    hello delta done error aborted abort stats policy pong heartbeat
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ HEARTBEAT_RANGE = (0.1, 3600.0)  # seconds
 
 Encoding = Literal["json", "msgpack"]
 Message = dict[str, Any]
+Encodable = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # a message, or several
 
 
 class Hello(msgspec.Struct, tag="hello", forbid_unknown_fields=True, frozen=True):
@@ -132,17 +133,17 @@ def _plain(value: Any) -> Any:
 _msgpack = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
-def to_json(message: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes:
+def to_json(message: Encodable) -> bytes:
     """JSON; a float that is not finite becomes null."""
     return orjson.dumps(message, default=_plain, option=orjson.OPT_NON_STR_KEYS)
 
 
-def to_msgpack(message: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes:
+def to_msgpack(message: Encodable) -> bytes:
     """msgpack."""
     return _msgpack.encode(message)
 
 
-ENCODERS: Mapping[Encoding, Callable[[Mapping[str, Any] | Sequence[Mapping[str, Any]]], bytes]] = {
+ENCODERS: Mapping[Encoding, Callable[[Encodable], bytes]] = {
     "json": to_json,
     "msgpack": to_msgpack,
 }
