@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     add("--decodes", type=int, default=0, metavar="N", help="requests that decode meanwhile")
     add("--decode-context", type=int, default=4096, metavar="TOKENS", help="of each of them (default 4096)")
     add("--budgets", metavar="N,N,...", help="compare these values of --max-num-batched-tokens")
+    add("--steps", action="store_true", help="tell every step as well")
     add("--no-advice", action="store_true", help="leave out the search for the best knob")
     add("--json", action="store_true", help="JSON instead of text")
     add_launch(made)
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             decodes=values.decodes,
             decode_context=values.decode_context if values.decodes else 0,
         )
-        parts = sections(setup, budgets_of(values.budgets), advise=not values.no_advice)
+        parts = sections(setup, budgets_of(values.budgets), advise=not values.no_advice, each_step=values.steps)
     except (PlanError, attention.flags.FlagError, policies.ledger.flags.FlagError) as error:
         print(f"glm_runtime.plan: error: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from attention.indexer.split import workspace_bytes as index_bytes
 from attention.workspace import workspace_bytes
 from glm_runtime.plan.advice import best, binding, trade, turns
 from glm_runtime.plan.chunks import index_rows, layer_chunks, step_chunks
-from glm_runtime.plan.cost import forecast, index_flop
+from glm_runtime.plan.cost import CostModel, forecast, index_flop, step_cost
 from glm_runtime.plan.ranks import dcp_tokens, prefill_shares, scoring_shares
 from glm_runtime.plan.setup import Setup
 from glm_runtime.plan.size import size
@@ -70,11 +70,15 @@ class Section:
         self.figures.append(Figure(key, value, unit, formula, kind))
 
 
-def sections(setup: Setup, budgets: list[int] | None = None, advise: bool = True) -> list[Section]:
-    """The whole plan."""
+def sections(
+    setup: Setup, budgets: list[int] | None = None, advise: bool = True, each_step: bool = False
+) -> list[Section]:
+    """The whole plan. `each_step`: one figure a step as well."""
     steps = timeline(setup)
     found = [_model(setup), _steps(setup, steps), _indexer(setup, steps), _memory(setup)]
     found += [_parallel(setup, steps), _times(setup, steps)]
+    if each_step:
+        found.append(_table(setup, steps))
     if budgets:
         found.append(_trade(setup, budgets))
     found.append(_advice(setup, steps, advise))
@@ -226,6 +230,16 @@ def _times(setup: Setup, steps: Timeline) -> Section:
         if seconds:
             part.add(name.replace(" ", "_"), seconds, "s", f"{seconds / times.ttft:.0%} of ttft", MODEL)
     part.notes += ["assumed: " + line for line in setup.device.assumptions()]
+    return part
+
+
+def _table(setup: Setup, steps: Timeline) -> Section:
+    part, model = Section("every step"), CostModel(setup)
+    for step in steps.prefill:
+        seconds = step_cost(setup, step, model).seconds
+        chunks = step_chunks(setup, step).chunks
+        values = [step.start, step.rows, step.decode_rows, chunks, 1e3 * seconds]
+        part.add(f"step_{step.number}", values, "(start, prompt rows, decode rows, chunks a layer, ms)", kind=MODEL)
     return part
 
 

@@ -134,8 +134,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", "tiny", "--gpus", "2xCPU", "--tp", "2", "--context", "900", "--budgets", "64,256"]
-    assert main([*arguments, "--decodes", "2", "--no-advice"]) == 0
+    assert main([*arguments, "--decodes", "2", "--no-advice", "--steps"]) == 0
     out = capsys.readouterr().out
+    assert "step 1  " in out
     assert "measured here" in out and "budget 64" in out
     predicted = out.split("predicted times\n")[1].split("\n\n")[0].splitlines()
     assert all("[model]" in line for line in predicted if not line.startswith("  - "))
