@@ -5,6 +5,8 @@ Latent row (the absorbed key/value of MLA), fp8_packed, 656 bytes:
     0                      512                528                 656
     | 512 x e4m3 no-PE     | 4 x fp32 scale   | 64 x bf16 RoPE    |     scale t serves values 128 t .. 128 t + 127
 
+Latent row, fp8_raw, 576 bytes: 512 x e4m3 no-PE, 64 x e4m3 RoPE, one scale for the layer, kept beside the buffer.
+
 Index-key page, fp8, 64 tokens, 8,448 bytes:
 
     0                                   8192                 8448
@@ -15,6 +17,7 @@ Plain kinds are rows: latent [slots, 576], index key [slots, 128], float32 or bf
     latent scale = amax / 448                     (SGLang's packed writer: plain fp32, no floor)
     index scale  = max(amax, 1e-4) / 448          (SGLang's fused store)
     byte         = e4m3(clamp(value / scale, -448, 448)), round to nearest even
+    raw value    = byte * layer scale              (TensorRT-LLM's and FlashInfer's rows, SGLang's where either is used)
 
 An all-zero latent tile has scale 0. Its bytes are written as 0 and read back as 0 (SGLang divides 0 by 0 there). A
 reader takes any fp32 scale, so rows written with vLLM's power-of-two scales read back as well.
@@ -22,6 +25,7 @@ reader takes any fp32 scale, so rows written with vLLM's power-of-two scales rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +48,10 @@ INDEX_PAGE_BYTES = INDEX_SCALE_AT + 4 * PAGE_SIZE
 E4M3_MAX = 448.0
 INDEX_AMAX_FLOOR = 1e-4
 
+RAW = "fp8_raw"
+
 _PLAIN = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LATENT = _PLAIN | {RAW: torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,9 @@ class LatentCache:
     """Latent cache of one layer.
 
     Args:
-        buffer: [slots, 576] float32 or bfloat16, or [slots, 656] uint8, contiguous, CPU.
-        kind: ``float32``, ``bfloat16`` or ``fp8_packed``.
+        buffer: [slots, 576] float32, bfloat16 or float8_e4m3fn, or [slots, 656] uint8, contiguous.
+        kind: ``float32``, ``bfloat16``, ``fp8_raw`` or ``fp8_packed``.
+        scale: of the layer, for ``fp8_raw``; 1 for all other kinds.
 
     Raises:
         ValueError: naming the field whose value does not fit.
@@ -61,9 +69,12 @@ class LatentCache:
 
     buffer: Tensor
     kind: str
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check("latent", self.buffer, self.kind, "fp8_packed", LATENT_DIM, PACKED_BYTES)
+        _check("latent", self.buffer, self.kind, _LATENT, "fp8_packed", LATENT_DIM, PACKED_BYTES)
+        if not self.scale > 0 or (self.scale != 1.0 and self.kind != RAW):
+            raise ValueError(f"scale: {self.scale} for {self.kind} rows; only {RAW} rows have one, above 0")
 
     @property
     def slots(self) -> int:
@@ -76,7 +87,7 @@ class IndexCache:
     """Index-key cache of one layer.
 
     Args:
-        buffer: [slots, d] float32 or bfloat16 (d = 128 in GLM), or [pages, 8448] uint8, contiguous, CPU.
+        buffer: [slots, d] float32 or bfloat16 (d = 128 in GLM), or [pages, 8448] uint8, contiguous.
         kind: ``float32``, ``bfloat16`` or ``fp8``.
 
     Raises:
@@ -87,7 +98,7 @@ class IndexCache:
     kind: str
 
     def __post_init__(self) -> None:
-        _check("index", self.buffer, self.kind, "fp8", None, INDEX_PAGE_BYTES)
+        _check("index", self.buffer, self.kind, _PLAIN, "fp8", None, INDEX_PAGE_BYTES)
 
     @property
     def dim(self) -> int:
@@ -100,10 +111,18 @@ class IndexCache:
         return self.buffer.shape[0] * (PAGE_SIZE if self.kind == "fp8" else 1)
 
 
-def _check(name: str, buffer: Tensor, kind: str, packed: str, width: int | None, packed_width: int) -> None:
-    if kind not in (*_PLAIN, packed):
-        raise ValueError(f"kind: {kind!r} is no {name} cache layout; known: {', '.join((*_PLAIN, packed))}")
-    dtype = _PLAIN.get(kind, torch.uint8)
+def _check(
+    name: str,
+    buffer: Tensor,
+    kind: str,
+    plain: Mapping[str, torch.dtype],
+    packed: str,
+    width: int | None,
+    packed_width: int,
+) -> None:
+    if kind not in (*plain, packed):
+        raise ValueError(f"kind: {kind!r} is no {name} cache layout; known: {', '.join((*plain, packed))}")
+    dtype = plain.get(kind, torch.uint8)
     want = packed_width if kind == packed else width
     if buffer.dtype != dtype or buffer.dim() != 2 or (want is not None and buffer.shape[1] != want):
         raise ValueError(
@@ -160,6 +179,11 @@ def store_latent(cache: LatentCache, slots: Tensor, kv_nope: Tensor, k_rope: Ten
         slots: int64 [n], distinct.
         kv_nope, k_rope: [n, 512] and [n, 64], any float dtype.
     """
+    if cache.kind == RAW:
+        scaled = torch.cat([kv_nope, k_rope], dim=1).float() / cache.scale
+        rows = scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+        cache.buffer.view(torch.uint8).index_copy_(0, slots, rows)
+        return
     if cache.kind == "fp8_packed":
         rows = pack_latent(kv_nope, k_rope)
     else:
@@ -170,8 +194,11 @@ def store_latent(cache: LatentCache, slots: Tensor, kv_nope: Tensor, k_rope: Ten
 def load_latent(cache: LatentCache, slots: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Read tokens from the latent cache: [n, 576] in ``dtype`` for int64 slots [n].
 
-    Packed rows are scaled in float32 and rounded once to ``dtype``.
+    fp8 rows are scaled in float32 and rounded once to ``dtype``.
     """
+    if cache.kind == RAW:
+        raw = cache.buffer.view(torch.uint8).index_select(0, slots).view(torch.float8_e4m3fn)
+        return (raw.float() * cache.scale).to(dtype)
     rows = cache.buffer.index_select(0, slots)
     return (unpack_latent(rows) if cache.kind == "fp8_packed" else rows).to(dtype)
 

@@ -146,7 +146,8 @@ class Workspace:
         for piece in self._planned(batch).pieces:
             at = slice(piece.first, piece.stop)
             scratch.clear()
-            run = kernels.active().attend
+            chosen = kernels.active(q_nope)
+            run = chosen.attend
             if isinstance(piece, Paged) and isinstance(cache, ShardedCache):
                 out[at], lse[at] = cache.attend(piece.batch, q_nope[at], q_rope[at], ids[at], scale, scratch)
                 continue
@@ -155,10 +156,10 @@ class Workspace:
                 continue
             gathered = LatentCache(self.buffer[: piece.rows], str(self.dtype).removeprefix("torch."))
             if self.shards is None:
-                kernels.active().gather(cache, piece.slots, gathered.buffer)
+                chosen.gather(cache, piece.slots, gathered.buffer)
             else:
                 own = self.own[: piece.slots.shape[0]]
-                kernels.active().gather(cache, piece.slots, own)
+                chosen.gather(cache, piece.slots, own)
                 self.shards.gather(own, gathered.buffer)
             self.counters.gathers += 1
             self.counters.workspace_rows += piece.rows

@@ -8,6 +8,7 @@
                 3. best library call here (DeepGEMM, FlashMLA, FlashInfer), else torch
                 4. floor      the longer of its traffic over the copy rate and its products over the product rate
 
+The last two checks run the slots of the GPU backend, `qchunk` and `workspace`, around these kernels.
 One table at the end; the exit status is 1 when a kernel is wrong or does not run. It is made to end within 8 minutes.
 Not yet run on a GPU: the numbers are still to come. ``--device cpu`` runs the same checks, small and untimed, in
 Triton's interpreter.
@@ -26,11 +27,12 @@ import torch
 import triton
 
 from benchmarks.gpu.bench import FULL, TINY, Bench, Ceilings, Line, measure_ceilings
+from benchmarks.gpu.chunks import chunk_loop, workspace_loop
 from benchmarks.gpu.index import scores_of_gathered_keys, selection, top_k
 from benchmarks.gpu.latent import gathers, remaps, sparse_mla
 
 LIMIT_S = 8 * 60
-CHECKS = (scores_of_gathered_keys, selection, top_k, gathers, remaps, sparse_mla)
+CHECKS = (scores_of_gathered_keys, selection, top_k, gathers, remaps, sparse_mla, chunk_loop, workspace_loop)
 
 
 def cell(value: float, scale: float = 1.0) -> str:

@@ -10,6 +10,7 @@ there as one JSON value. It is a wire between our own processes, not a knob: use
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -80,6 +81,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if request is not None and request.failures:
             discard(request.failures)
         os.environ.pop(ENV, None)
+
+
+def gpu_slots(slots: Mapping[str, str]) -> bool:
+    """Whether attention on an accelerator is not wholly SGLang's: `qchunk` or `workspace` is chosen."""
+    return slots["indexer"] == "qchunk" or slots["prefill_kv"] == "workspace"
 
 
 def asked() -> RuntimeConfig | None:

@@ -15,6 +15,7 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | ...GroupCoordinator.all_gather_into_tensor     | REPLACE| cp  | an operator without a CPU kernel                     |
 | layers.layer_boundary.layout._cp_gathers_...   | REPLACE| cp  | experts would be cut over the prefill ranks          |
 | layers.moe.utils.adds_replicated_output_to_... | REPLACE| cp  | the same: shared experts would count on rank 0 only  |
+| layers...dsa_indexer.Indexer._get_topk_ragged  | AROUND | gpu | the model makes its Indexer by name; `qchunk` only   |
 | managers.scheduler.Scheduler.run_batch         | AROUND | any | stock scheduling has no step record                  |
 | managers.scheduler...process_batch_result      | AROUND | any | the same                                             |
 | ...output_streamer.SchedulerOutputStreamer...  | BEFORE | any | --record: no callback tells that a request ended     |
@@ -49,6 +50,7 @@ MODEL_ADJUSTMENTS = "sglang.srt.arg_groups.model_hook.handle_model_specific_adju
 ROPE_CPU = "sglang.srt.layers.rotary_embedding.factory.get_rope_cpu"
 INDEX_CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_dsa_indexer_cell_size"
 CELL = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size"
+TOPK_RAGGED = "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer._get_topk_ragged"
 RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 RESULT = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 STREAM = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
@@ -71,6 +73,8 @@ def register(request: RuntimeConfig) -> None:
             HookRegistry.register(CELL, shared_cell_bytes(request.sharding()[0]), HookType.AROUND)
         if request.prefill_ranks > 1:
             cp_hooks.register(request)
+    elif request.slots["indexer"] == "qchunk":
+        HookRegistry.register(TOPK_RAGGED, topk_ragged, HookType.AROUND)
     if request.slots["scheduler"] != "ledger":  # which keeps its own record
         run_batch, process = stock_steps.hooks(request.knobs.get("step_log"), Sharing.of(request))
         HookRegistry.register(RUN_BATCH, run_batch, HookType.AROUND)
@@ -133,6 +137,13 @@ def shared_cell_bytes(ranks: int) -> Callable[..., int]:
         return index + -(-(whole - index) // ranks)
 
     return cell_bytes
+
+
+def topk_ragged(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The `qchunk` slot on a GPU; imported where it runs, since SGLang's attention is not loaded in every process."""
+    from attention.cuda import backend
+
+    return backend.topk_ragged(original, *args, **kwargs)
 
 
 def add_report(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
     not asked          nothing happens: somebody else's SGLang in this environment stays untouched
     asked, cpu         backend and operator registrations, hooks, GET /policy, the scheduler slot
-    asked, accelerator hooks, GET /policy, the scheduler slot; attention stays SGLang's own
+    asked, accelerator hooks, GET /policy, the scheduler slot; attention stays SGLang's own, except with `qchunk` or
+                       `workspace`: a subclass of its DSA backend, under the same name
 
 SGLang only logs a plugin that raises and then serves stock. Here a failure is remembered instead, and the scheduler's
 report (`report.py`) makes the launch end.
@@ -44,6 +45,8 @@ def _register(request: config.RuntimeConfig) -> None:
     hooks.register(request)
     if request.device == "cpu":
         _register_cpu(request)
+    elif config.gpu_slots(request.slots):
+        _register_gpu(request)
     _register_endpoint()
     _install_scheduler(request)
 
@@ -83,6 +86,18 @@ def _register_cpu(request: config.RuntimeConfig) -> None:
     BaseFusedOp.register_oot_forward(UnquantizedFusedMoEMethod, expert_forward, KEY)
     BaseFusedOp.register_oot_forward(SiluAndMul, silu_and_mul, KEY)
     BaseFusedOp.register_oot_forward(TopK, route, KEY)
+
+
+def _register_gpu(request: config.RuntimeConfig) -> None:
+    """Our backend under SGLang's own name: its argument handling, graphs and models ask for "dsa" by that name."""
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    @register_attention_backend("dsa")
+    @register_attention_backend("nsa")
+    def create(runner: Any) -> Any:
+        from attention.cuda.backend import GlmDsaBackend
+
+        return GlmDsaBackend(runner, request.slots["indexer"], request.slots["prefill_kv"], request.knobs)
 
 
 def _register_endpoint() -> None:

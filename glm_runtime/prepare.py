@@ -24,6 +24,7 @@ from policies.base import FLAGS, Policy
 from policies.ledger.flags import Usage, flag_of
 
 SCRATCH_MB = 64
+GPU_SLOTS = {"indexer": ("ragged", "qchunk"), "prefill_kv": ("paged", "workspace")}
 
 
 def accelerator() -> str | None:
@@ -90,12 +91,12 @@ def ledger_knobs(options: Options, policy: Policy, device: str, ranks: int, usag
 def attention_knobs(options: Options, policy: Policy, device: str, ranks: int) -> dict[str, Any]:
     """Knobs of the indexer and prefill-KV slots. Refuses the flags of slots that are not chosen."""
     if device != "cpu":
-        for slot, stock in (("indexer", "ragged"), ("prefill_kv", "paged")):
-            if policy.slots[slot] != stock:
+        for slot, known in GPU_SLOTS.items():
+            if policy.slots[slot] not in known:
                 flag = FLAGS[slot]
                 raise ConfigError(
-                    f"{flag} {policy.slots[slot]} works on CPU only so far; on a GPU attention is SGLang's own: "
-                    f"add {flag} {stock}, or --device cpu"
+                    f"{flag} {policy.slots[slot]} works on CPU only; on a GPU choose {flag} {' or '.join(known)}, "
+                    "or add --device cpu"
                 )
     try:
         return options.attention.knobs(policy.slots, device, ranks)

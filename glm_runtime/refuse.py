@@ -1,4 +1,4 @@
-"""Flags of SGLang that the CPU platform cannot honour, and launches that cannot work.
+"""Flags of SGLang that the CPU platform cannot honour, and launches that cannot work; `refuse_gpu.py` has the GPU's.
 
 Each row: a ServerArgs field, the values that are fine, and why another one ends the launch. Nothing is ignored quietly.
 """
@@ -25,7 +25,7 @@ MIN_TOKENS = 2 * PAGE_SIZE  # SGLang's own first request takes 27 tokens; below 
 
 @dataclass(frozen=True)
 class Rule:
-    """A ServerArgs field that has to satisfy `fine` on CPU."""
+    """A ServerArgs field that has to satisfy `fine`."""
 
     field: str
     flag: str
@@ -322,6 +322,9 @@ def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], 
     prefill_ranks(server_args, request, explicit_split)
     decode_ranks.check(server_args, request)
     if request.device != "cpu":
+        from glm_runtime import refuse_gpu
+
+        refuse_gpu.launch(server_args, request.slots)
         return
     cpu_flags(server_args)
     import psutil

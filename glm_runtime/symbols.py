@@ -113,6 +113,19 @@ SYMBOLS = (
         ("self", "x", "q_lora", "positions", "forward_batch", "layer_id", "return_indices", "use_cuda_graph"),
     ),
     Symbol(
+        "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer._get_topk_ragged",
+        (
+            "self",
+            "enable_dual_stream",
+            "forward_batch",
+            "layer_id",
+            "q_fp8",
+            "weights",
+            "metadata",
+            "topk_result",
+        ),
+    ),
+    Symbol(
         "sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod.forward_cpu",
         ("self", "layer", "dispatch_output"),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glm_runtime import refuse
+from glm_runtime import refuse, refuse_gpu
 from glm_runtime.config import ConfigError
 from glm_runtime.memory import pool_tokens, token_bytes
 
@@ -47,10 +47,40 @@ def test_every_rule_names_a_field_a_flag_and_accepts_the_default(server_args: An
     server_args.add_cli_args(parser)
     fields = {flag: action.dest for action in parser._actions for flag in action.option_strings}
     raw = server_args(model_path="m", device="cpu")
-    for rule in refuse.CPU_RULES:
+    for rule in (*refuse.CPU_RULES, *refuse_gpu.GPU_RULES):
         assert hasattr(raw, rule.field), rule.field
         assert fields[rule.flag] == rule.field, rule.flag
     refuse.cpu_flags(raw)
+    refuse_gpu.flags(server_args(model_path="m", device="cuda"), BOTH)
+
+
+BOTH = {"indexer": "qchunk", "prefill_kv": "workspace"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("speculative_algorithm", "EAGLE", "--speculative-algorithm EAGLE"),
+        ("dcp_size", 2, "--dcp-size 2"),
+        ("attn_cp_size", 2, "--attn-cp-size 2"),
+        ("kv_cache_dtype", "fp8_e5m2", "--kv-cache-dtype fp8_e5m2"),
+        ("attn_dp_size", 2, "--attn-dp-size 2"),
+        ("enable_hisparse", True, "--enable-hisparse"),
+        ("attention_backend", "flashinfer", "--attention-backend flashinfer"),
+        ("cuda_graph_backend_prefill", "full", "--cuda-graph-backend-prefill full"),
+        ("device", "xpu", "--device xpu"),
+    ],
+)
+def test_a_flag_that_the_gpu_slots_cannot_honour(server_args: Any, field: str, value: Any, flag: str) -> None:
+    raw = server_args(model_path="m", device="cuda")
+    object.__setattr__(raw, field, value)
+    with pytest.raises(
+        ConfigError, match=f"^{flag} cannot be honoured with --indexer qchunk and --prefill-kv workspace"
+    ):
+        refuse_gpu.launch(raw, BOTH)
+    with pytest.raises(ConfigError, match="with --prefill-kv workspace on a GPU"):
+        refuse_gpu.launch(raw, {"indexer": "ragged", "prefill_kv": "workspace"})
+    refuse_gpu.launch(raw, {"indexer": "ragged", "prefill_kv": "paged"})
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from glm_runtime import symbols
+from glm_runtime import symbols, symbols_gpu
 from glm_runtime.config import ConfigError
 from glm_runtime.symbols import SYMBOLS, WANTED, Symbol, check, found_parameters
 
@@ -18,6 +19,31 @@ REPO = Path(__file__).resolve().parent.parent
 def test_the_installed_sglang_is_as_wanted() -> None:
     assert metadata.version("sglang") == WANTED
     check()
+
+
+def test_what_the_gpu_slots_call_is_as_wanted() -> None:
+    """FlashMLA and sgl-kernel by their sources: they cannot be imported without a GPU."""
+    symbols_gpu.check_gpu()
+    found = {symbol.path: symbols_gpu.source_parameters(symbol.path) for symbol in symbols_gpu.SOURCES}
+    assert all(found[symbol.path] == symbol.parameters for symbol in symbols_gpu.SOURCES)
+    assert symbols_gpu.source_parameters("sgl_kernel.top_k.nowhere") is None
+    assert symbols_gpu.source_parameters("no_such_package.x") is None
+
+
+def test_a_moved_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols_gpu, "SOURCES", (Symbol("sgl_kernel.top_k.fast_topk_v2", ("score", "k")),))
+    with pytest.raises(ConfigError, match=r"fast_topk_v2 takes \(score, lengths, topk, row_starts\).*\(score, k\)"):
+        symbols_gpu.check_gpu()
+
+
+def test_the_fields_that_the_gpu_backend_reads() -> None:
+    from sglang.srt.layers.attention.dsa.dsa_indexer_metadata import DSAIndexerMetadata
+    from sglang.srt.layers.attention.dsa_backend import DSAMetadata
+
+    assert {"indexer_seq_lens_cpu", "dsa_extend_seq_lens_list", "real_page_table"} <= {
+        f.name for f in fields(DSAMetadata)
+    }
+    assert "force_unfused_topk" in {f.name for f in fields(DSAIndexerMetadata)}
 
 
 def test_a_missing_symbol() -> None:

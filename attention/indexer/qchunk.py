@@ -16,9 +16,7 @@ than W, is scored in key slices with a running top-k; without it such a chunk ta
 does. Ids equal those of `ragged` bit for bit, whatever the caps.
 
 TP row shard: each rank scores a cost-balanced window of the gathered rows (`parallel.row_shard`) and the ids are
-exchanged. It starts at --indexer-tp-shard-min-rows, or where the cost rule says that it pays:
-
-    rows * (1 - 1/tp) * (keys * s_key - topk * 4 / B)  >  latency       s_key = heads * dim / PRODUCTS_PER_SECOND
+exchanged. It starts at --indexer-tp-shard-min-rows, or where the cost rule of `shares.py` says that it pays.
 
 Source of caps, packing and shard: vLLM 0.33, facts sections 2 and 4; key slices and the cost rule are our own.
 """
@@ -38,13 +36,14 @@ from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.indexer.metadata import ChunkMetadata, Int32s, KeyGroup, chunk_metadata
 from attention.indexer.ragged import check
+from attention.indexer.shares import Rates, rank_sizes
 from attention.indexer.split import LOGIT_BYTES, scratch_shape, scratch_width, split_chunks, workspace_rows
 from attention.kernels import cpu_chunk
 from attention.kernels.cpu_chunk import SPARE, TILE, Span
 from attention.layouts import IndexCache
 from attention.scratch import Scratch
 from attention.workspace import workspace_factor
-from parallel.row_shard import break_even_rows, narrow, rank_window, row_shard
+from parallel.row_shard import narrow, rank_window
 
 PRODUCTS_PER_SECOND = 4e10
 """Multiply-adds of scoring a second and rank, one core with 512-bit registers, float32."""
@@ -175,7 +174,7 @@ class QChunk:
             at = slice(piece.first, piece.stop)
             if isinstance(piece, Paged):
                 scratch.clear()
-                kernels.active().select(piece.batch, q[at], head_weights[at], cache, topk, scratch, out[at])
+                kernels.active(q).select(piece.batch, q[at], head_weights[at], cache, topk, scratch, out[at])
             else:
                 self._gathered(piece, q, head_weights, cache, scratch, out)
                 if piece.sizes is not None and self.geometry.exchange is not None:
@@ -219,16 +218,7 @@ class QChunk:
 
     def _shares(self, ends: list[int], rows: list[int]) -> list[int] | None:
         """Rows of each rank, None where every rank scores all."""
-        geometry = self.geometry
-        if geometry.ranks == 1 or geometry.exchange is None:
-            return None
-        least = geometry.knobs.get("indexer_tp_shard_min_rows")
-        if least is None:
-            visits = sum(n * (2 * end - n + 1) // 2 for n, end in zip(rows, ends, strict=True))
-            per_visit = geometry.index_heads * geometry.index_dim / PRODUCTS_PER_SECOND
-            keys = visits / max(1, sum(rows))
-            least = break_even_rows(keys, self.topk, geometry.ranks, per_visit, BYTES_PER_SECOND, LATENCY_SECONDS)
-        return None if least is None else row_shard(ends, rows, geometry.ranks, least)
+        return rank_sizes(self.geometry, ends, rows, Rates(PRODUCTS_PER_SECOND, BYTES_PER_SECOND, LATENCY_SECONDS))
 
     # Execution: once a layer -----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from attention.batch import AttentionBatch
 from attention.kernels.sparse import copy, fill, put_row, tile, widen, widen_row
 from attention.kernels.vector import compiled, get_f32, get_i32, get_i64, put_f32, put_i64, stamp
-from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
+from attention.layouts import LATENT_DIM, NOPE_DIM, RAW, ROPE_DIM, LatentCache
 from attention.scratch import Scratch
 
 
@@ -211,6 +211,8 @@ def attend(
     lse: Tensor,
 ) -> None:
     """Fill out [n, heads, 512] and lse [n, heads]; see ``paged.attend`` for the arguments."""
+    if cache.kind == RAW:
+        raise ValueError(f"cache: {RAW} rows are read in place on a GPU only; gather them into a workspace")
     given_half = q_nope.dtype == torch.bfloat16
     half = given_half and cache.kind != "float32"
     mode = 2 if cache.kind == "fp8_packed" else int(cache.kind == "bfloat16" and not half)

@@ -2,7 +2,8 @@
 
     slots [n] -> cache row -> copied, widened, or fp8 scaled in float32 -> out [n, 576]
 
-The values are those that sparse MLA takes from the cache in place, so both ways of reading give the same bits.
+The values are those that sparse MLA takes from the cache in place, so both ways of reading give the same bits. Raw
+e4m3 rows (fp8_raw), which no CPU pool has, go through torch, 4,096 at a time.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from attention.kernels.sparse import copy, narrow, widen_row
 from attention.kernels.vector import ask, compiled, get_i64, stamp
-from attention.layouts import LATENT_DIM, LatentCache
+from attention.layouts import LATENT_DIM, RAW, LatentCache, load_latent
 
 _COPY, _NARROW, _WIDEN, _PACKED = 0, 1, 2, 3
 _AHEAD = 4
+_RAW_ROWS = 4096
 
 
 def _build(version: str) -> Callable[..., int]:
@@ -63,6 +65,9 @@ def gather(cache: LatentCache, slots: Tensor, out: Tensor) -> None:
     if slots.dtype != torch.int64 or slots.dim() != 1 or not slots.is_contiguous():
         raise ValueError("slots: a contiguous int64 tensor of one dimension is needed")
     half = out.dtype == torch.bfloat16
+    if cache.kind == RAW:
+        _gather_raw(cache, slots, out)
+        return
     if cache.kind == "fp8_packed":
         mode = _PACKED
     elif cache.buffer.dtype == out.dtype:
@@ -82,3 +87,14 @@ def gather(cache: LatentCache, slots: Tensor, out: Tensor) -> None:
     )
     if failed:
         raise ValueError(f"slots: entry {failed - 1} is outside the latent cache of {cache.slots} slots")
+
+
+def _gather_raw(cache: LatentCache, slots: Tensor, out: Tensor) -> None:
+    outside = (slots < 0) | (slots >= cache.slots)
+    if bool(outside.any()):
+        raise ValueError(
+            f"slots: entry {int(outside.int().argmax())} is outside the latent cache of {cache.slots} slots"
+        )
+    for start in range(0, slots.shape[0], _RAW_ROWS):
+        part = slice(start, start + _RAW_ROWS)
+        out[part] = load_latent(cache, slots[part], out.dtype)

@@ -83,7 +83,7 @@ def attend(
             continue
         if batch is not None:
             picked = batch.page_table[r].long()[picked // PAGE_SIZE] * PAGE_SIZE + picked % PAGE_SIZE
-        kept = q_nope.dtype if cache.kind == "fp8_packed" else torch.float32
+        kept = q_nope.dtype if cache.kind.startswith("fp8") else torch.float32
         latent = load_latent(cache, picked, kept).float()
         logits = torch.cat([q_nope[i], q_rope[i]], dim=-1).float() @ latent.T * scale
         lse[i] = logits.logsumexp(-1)

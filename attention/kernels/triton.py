@@ -98,6 +98,7 @@ def attend(
         lse,
         row_request,
         page_table,
+        layer_scale=cache.scale,
         splits=splits,
         take=scratch.take,
         shape=shape,

@@ -222,4 +222,4 @@ def gather_index(cache: IndexCache, slots: Tensor, out: Tensor, out_scales: Tens
 
 def gather(cache: LatentCache, slots: Tensor, out: Tensor) -> None:
     """``gather_latent`` of a ``LatentCache``."""
-    gather_latent(cache.buffer, slots, out)
+    gather_latent(cache.buffer, slots, out, cache.scale)

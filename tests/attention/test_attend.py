@@ -153,3 +153,17 @@ def test_addresses_beyond_two_gigabytes() -> None:
     index.buffer[table[0].long()] = small.index.buffer[small.batch.page_table[0].long()]
     want = ragged.select(small.batch, small.q, small.head_weights, small.index, 8, scratch)
     assert torch.equal(ragged.select(far, small.q, small.head_weights, index, 8, scratch), want)
+
+
+def test_raw_rows_are_gathered_not_read_in_place() -> None:
+    case = make([(3, 90)], "bfloat16", torch.bfloat16)
+    raw = torch.nan_to_num(case.latent.buffer.float()).to(torch.float8_e4m3fn)
+    cache = LatentCache(raw, "fp8_raw", 0.5)
+    ids = random_ids(case, 20, 1, False)
+    with pytest.raises(ValueError, match="fp8_raw"):
+        paged.attend(case.batch, case.q_nope, case.q_rope, cache, ids, SCALE, Scratch(1 << 20))
+    found, lse = torch.empty((3, 4, 512), dtype=torch.bfloat16), torch.empty((3, 4))
+    reference.attend(case.batch, case.q_nope, case.q_rope, cache, ids, SCALE, Scratch(1 << 20), found, lse)
+    wide = LatentCache((raw.float() * 0.5).to(torch.bfloat16), "bfloat16")
+    want = paged.attend(case.batch, case.q_nope, case.q_rope, wide, ids, SCALE, Scratch(1 << 20))
+    assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=2**-6)

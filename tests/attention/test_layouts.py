@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention.kernels import cpu
 from attention.layouts import (
     INDEX_PAGE_BYTES,
     INDEX_SCALE_AT,
@@ -85,6 +86,32 @@ def test_latent_store_then_load(kind: str) -> None:
     assert load_latent(cache, slots, torch.bfloat16).dtype == torch.bfloat16
     touched = (cache.buffer != 0xFF).any(1) if kind == "fp8_packed" else ~cache.buffer.isnan().all(1)
     assert touched.nonzero().flatten().tolist() == [3, 64, 100]
+
+
+def test_raw_rows_have_one_scale_a_layer() -> None:
+    cache = LatentCache(torch.full((130, 576), float("nan")).to(torch.float8_e4m3fn), "fp8_raw", 0.25)
+    slots = torch.tensor([100, 3, 64])
+    nope, rope = torch.randn((3, 512)), torch.randn((3, 64))
+    nope[0, 0] = 1e6
+    store_latent(cache, slots, nope, rope)
+    back = load_latent(cache, slots)
+    assert back[0, 0] == 448 * 0.25
+    wanted = (torch.cat([nope, rope], 1) / 0.25).clamp(-448, 448).to(torch.float8_e4m3fn).float() * 0.25
+    assert torch.equal(back, wanted)
+    assert (~cache.buffer.float().isnan().all(1)).nonzero().flatten().tolist() == [3, 64, 100]
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty((3, 576), dtype=dtype)
+        cpu.gather(cache, slots, out)
+        assert torch.equal(out, back.to(dtype))
+    with pytest.raises(ValueError, match="entry 1 is outside the latent cache of 130"):
+        cpu.gather(cache, torch.tensor([0, 130]), torch.empty((2, 576)))
+
+
+def test_only_raw_rows_have_a_scale() -> None:
+    with pytest.raises(ValueError, match="scale"):
+        LatentCache(torch.zeros((4, 576)), "float32", 2.0)
+    with pytest.raises(ValueError, match="scale"):
+        LatentCache(torch.zeros((4, 576)).to(torch.float8_e4m3fn), "fp8_raw", 0.0)
 
 
 @pytest.mark.parametrize(

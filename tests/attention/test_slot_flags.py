@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attention.flags import AttentionFlags, FlagError, from_values
-from glm_runtime import config_file
+from glm_runtime import config_file, prepare
 from glm_runtime.cli import Options, split
 from glm_runtime.config import ConfigError
 from glm_runtime.prepare import request_for
@@ -59,8 +59,15 @@ def test_the_request_carries_the_knobs() -> None:
     assert request.knobs["indexer_strict_cap"] is False
 
 
-def test_a_slot_that_a_gpu_does_not_have_yet_is_refused_there() -> None:
-    with pytest.raises(ConfigError, match=r"--indexer qchunk works on CPU only so far.*--indexer ragged"):
+def test_the_slots_serve_on_a_gpu_too() -> None:
+    request = request_for(Options(policy="vllm-ledger"), "accelerator", 1)
+    assert (request.slots["indexer"], request.slots["prefill_kv"]) == ("qchunk", "workspace")
+    assert request.knobs["sparse_indexer_max_logits_mb"] == 512
+
+
+def test_a_slot_of_somebody_else_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(prepare.GPU_SLOTS, "indexer", ("ragged",))
+    with pytest.raises(ConfigError, match=r"--indexer qchunk works on CPU only; on a GPU choose --indexer ragged"):
         request_for(Options(policy="sglang", indexer="qchunk"), "accelerator", 1)
 
 
