@@ -117,7 +117,7 @@ class CostModel:
         self._attend = device.matmul * device.attend_share
         self._link = device.link * device.link_share
         self._layers, self._full, self._row = model.layers, model.full_layers, setup.latent_row
-        self._index_row = setup.index_row
+        self._index_row, self._gathers = setup.index_row, setup.gathers
 
     def _bound(self, work: float, nbytes: float, rate: float) -> float:
         return max(work / rate, nbytes / self._bandwidth)
@@ -129,7 +129,7 @@ class CostModel:
         touched = touched_share(self._count, self._each, load.total)
         scored = load.scored + load.decode_context
         index_bytes = LOGIT_PASSES * 4 * load.scored + load.decode_context * self._index_row
-        gathered = sum(gather_bytes(load.contexts, row)) / self._bandwidth if setup.workspace else 0.0
+        gathered = sum(gather_bytes(load.contexts, row)) / self._bandwidth if self._gathers else 0.0
         launches = layers * LAYER_LAUNCHES + full * CHUNK_LAUNCHES * max(1, load.chunks)
         return {
             "projections": self._bound(2 * load.rows * self._projected, self._projected * self._width, self._gemm),

@@ -27,7 +27,7 @@ class Device:
 
     `matmul` and `matmul_fp8` are peaks; `gemm_share`, `attend_share` and `memory_share` what is reached of them;
     `score` the reached rate of index scoring; `launch` the cost of starting one piece of work; `head_block` the
-    multiple to which attention kernels pad the heads of a rank.
+    multiple to which attention kernels pad the heads of a rank; `capability` is CUDA's.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Device:
     memory_share: float = 0.8
     link_share: float = 0.8
     head_block: int = 64
+    capability: tuple[int, int] = (9, 0)
     is_cpu: bool = False
 
     def assumptions(self) -> list[str]:
@@ -62,7 +63,7 @@ class Device:
 GPUS: dict[str, Device] = {
     "H100": Device("H100", 80 * 10**9, 989e12, 1979e12, 3.35e12, 450e9, 300e12),
     "H200": Device("H200", 141 * 10**9, 989e12, 1979e12, 4.8e12, 450e9, 300e12),
-    "B200": Device("B200", 180 * 10**9, 2250e12, 4500e12, 8.0e12, 900e9, 680e12),
+    "B200": Device("B200", 180 * 10**9, 2250e12, 4500e12, 8.0e12, 900e9, 680e12, capability=(10, 0)),
 }
 
 

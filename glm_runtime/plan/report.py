@@ -173,7 +173,8 @@ def _memory(setup: Setup) -> Section:
         "prefill_workspace_rule", workspace_bytes(found.prefill_rule), "bytes", "positions x factor x 1152 B, uncut"
     )
     rule = f"min({found.prefill_rule:,} = positions x {found.factor}, requests x positions, pool) x 1152 B"
-    part.add("prefill_workspace", found.prefill_buffer, "bytes", rule if setup.workspace else "paged reads in place")
+    part.add("prefill_workspace", found.prefill_buffer, "bytes", rule if setup.gathers else setup.reads[1])
+    part.add("prefill_reads", setup.reads[0], formula=setup.reads[1])
     part.add("logits", found.logits, "bytes", "min(cap, rows x keys x 4 B)")
     part.add("kv_capacity_tokens", found.capacity, formula="(memory x share - weights - buffers) / token, whole pages")
     part.add("full_length_requests", found.capacity / setup.position_limit)

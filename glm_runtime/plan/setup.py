@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
+from attention.cuda.choice import ChoiceError, Machine, choose
 from attention.flags import CPU_MAX_LOGITS_MB, AttentionFlags
 from attention.geometry import Geometry
 from attention.indexer.split import DEFAULT_MAX_LOGITS_MB
@@ -19,8 +21,10 @@ from policies.ledger.flags import LedgerFlags
 PAGE = 64
 WEIGHT_BYTES = {"fp4": 0.5625, "fp8": 1.0, "bfloat16": 2.0, "float32": 4.0}
 """Bytes a parameter: fp4 with one fp8 scale for 16 values."""
-KV_KINDS = ("float32", "bfloat16", "fp8_e4m3", "fp8_raw")
-"""fp8_e4m3: packed rows of 656 B; fp8_raw: 576 B with one scale a layer, as SGLang's trtllm backends keep them."""
+KV_KINDS = ("float32", "bfloat16", "fp8_e4m3")
+"""fp8_e4m3: packed rows of 656 B; on compute capability 10, where SGLang reads by trtllm, raw ones of 576 B."""
+LIBRARIES = ("deep_gemm", "flash_mla", "flashinfer", "sgl_kernel")
+"""Taken to be there."""
 SPLITS = ("head-tail", "interleave", "zigzag")
 
 
@@ -62,7 +66,12 @@ class Setup:
     def __post_init__(self) -> None:
         try:
             check_sizes(self.sizes)
-            check_cache(self.sizes, sparse=True, needs_packed=not self.device.is_cpu, packed_fp8=self.kv == "fp8_e4m3")
+            check_cache(
+                self.sizes,
+                sparse=True,
+                needs_packed=not self.device.is_cpu,
+                packed_fp8=self.latent_kind == "fp8_packed",
+            )
         except ValueError as error:
             raise PlanError(str(error)) from None
         if self.sizes.world != self.devices:
@@ -103,6 +112,7 @@ class Setup:
                 f"--tp-size {self.sizes.tp} does not divide the model's {self.model['num_attention_heads']} heads"
             )
         self.ledger_config()  # raises what contradicts itself
+        _ = self.reads
 
     @property
     def position_limit(self) -> int:
@@ -169,17 +179,50 @@ class Setup:
         return self.attention.indexer_strict_cap is not False
 
     @property
+    def latent_kind(self) -> str:
+        """Layout of the latent rows, as `attention.layouts` names it."""
+        if self.kv != "fp8_e4m3":
+            return self.kv
+        return "fp8_raw" if not self.device.is_cpu and self.device.capability[0] == 10 else "fp8_packed"
+
+    @property
     def latent_row(self) -> int:
         """Bytes of one cached token in one layer."""
-        if self.kv == "fp8_raw":
-            return self.model.latent_values
-        return memory.latent_row_bytes(self.kv)
+        return self.model.latent_values if self.latent_kind == "fp8_raw" else memory.latent_row_bytes(self.kv)
 
     @property
     def index_row(self) -> int:
         """Bytes of one index key: fp8 on a GPU whatever the cache; on the CPU as the cache."""
-        kind = "fp8_e4m3" if not self.device.is_cpu or self.kv == "fp8_raw" else self.kv
-        return memory.index_row_bytes(kind)
+        return memory.index_row_bytes(self.kv if self.device.is_cpu else "fp8_e4m3")
+
+    @cached_property
+    def reads(self) -> tuple[str, str]:
+        """("workspace" or "pages", why): what prefill rows read, with SGLang's default backends on this device."""
+        if not self.workspace:
+            return "pages", "--prefill-kv paged"
+        if self.device.is_cpu:
+            return "workspace", "on a CPU, whatever the rows"
+        raw, packed = self.latent_kind == "fp8_raw", self.latent_kind == "fp8_packed"
+        machine = Machine(
+            capability=self.device.capability,
+            heads=self.heads,
+            index_heads=self.model["index_n_heads"],
+            latent_kind=self.latent_kind,
+            prefill_backend="trtllm" if raw else "flashmla_kv" if packed else "flashmla_sparse",
+            topk_backend="sgl-kernel",
+            topk=self.model["index_topk"],
+            libraries=LIBRARIES,
+        )
+        try:
+            found = choose(machine, workspace=True)
+        except ChoiceError as error:
+            raise PlanError(str(error)) from None
+        return found.reads or "pages", found.why
+
+    @property
+    def gathers(self) -> bool:
+        """Whether prefill contexts are gathered into the workspace."""
+        return self.reads[0] == "workspace"
 
     def geometry(self, pool_tokens: int) -> Geometry:
         """Sizes of one rank's attention with a pool of so many tokens."""
@@ -194,5 +237,5 @@ class Setup:
             index_dim=self.model["index_head_dim"],
             dtype=torch.float32 if self.kv == "float32" else torch.bfloat16,
             index_kind="fp8",
-            latent_kind="fp8_packed",
+            latent_kind=self.latent_kind,
         )

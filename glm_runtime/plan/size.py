@@ -77,7 +77,7 @@ def size(setup: Setup) -> Size:
     for _ in range(3):  # smaller buffers leave a larger pool, which bounds the buffers
         fit = setup.geometry(capacity)
         index_kept = fit.step_rows(index_rule) if setup.qchunk else 0
-        prefill_kept = fit.step_rows(prefill_rule) if setup.workspace else 0
+        prefill_kept = fit.step_rows(prefill_rule) if setup.gathers else 0
         kept = Size(
             weights=weight_bytes(setup),
             token=token,

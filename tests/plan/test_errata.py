@@ -1,7 +1,7 @@
 """The corrected figures of the prefill facts' section 10, each by the planner or by the function that it calls.
 
-The numbers of the tests are those of the table's rows. Rows without a figure of ours (17, 27, 46) have none here; 19 to
-22 and 47 (which kernel reads which cache) are `attention`'s choice and tested there.
+The numbers of the tests are those of the table's rows. Rows about vLLM's structures, or without a figure, have none
+here: 17, 27, 36, 37, 38, 45, 46, 47.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def million(**change: Any) -> Setup:
     """GLM-5.3 on eight H200, a prompt of 1,048,576 tokens in steps of 16,384."""
     ledger = LedgerFlags(max_num_batched_tokens=CHUNK, max_num_seqs=256)
     base = Setup(
-        model("glm-5.3"), GPUS["H200"], 8, Sizes(tp=8), context=MILLION, ledger=ledger, kv="fp8_raw", workspace=False
+        model("glm-5.3"), GPUS["H200"], 8, Sizes(tp=8), context=MILLION, ledger=ledger, kv="fp8_e4m3", workspace=False
     )
     return replace(base, **change)
 
@@ -222,8 +222,19 @@ def test_row_18_hits_are_whole_pages() -> None:
 def test_row_19_rows_and_pages() -> None:
     packed = million(kv="fp8_e4m3")
     assert packed.latent_row == 656 and 64 * packed.latent_row == 41_984
-    assert million(kv="fp8_raw").latent_row == 576 and 64 * 576 == 36_864
+    assert million(device=GPUS["B200"]).latent_row == 576 and 64 * 576 == 36_864
     assert 64 * million().index_row == 8448
+
+
+def test_rows_20_to_22_who_reads_pages() -> None:
+    """bf16 pages in place, fp8 with 8 heads a rank in place, with 32 through the workspace, on B200 in place."""
+    one = Sizes(tp=2, dp=4)
+    assert million(kv="bfloat16", workspace=True).reads == ("pages", "bfloat16 rows need no up-conversion")
+    few = million(workspace=True).reads
+    assert few[0] == "pages" and "8 heads a rank" in few[1]
+    assert million(sizes=one, workspace=True).gathers
+    assert not million(sizes=one, workspace=True, device=GPUS["B200"]).gathers
+    assert size(million(workspace=True)).prefill_buffer == 0 < size(million(sizes=one, workspace=True)).prefill_buffer
 
 
 def test_row_23_a_gather_reads_each_context_row_once() -> None:
@@ -314,12 +325,11 @@ def test_row_35_decode_ranks_beside_prefill_ranks(dcp: int, fits: bool) -> None:
 
 
 def test_rows_39_and_40_reads_and_writes_of_a_chunk() -> None:
-    setup = million()
-    read = CHUNK * 2048 * setup.latent_row * 78
+    read = CHUNK * 2048 * million(device=GPUS["B200"]).latent_row * 78  # rows of 576 B, as the table has them
     assert read / 1e12 == pytest.approx(1.5, abs=0.01)
     assert 64 * read / 1e12 == pytest.approx(97, abs=0.6)
     assert read / GPUS["H200"].bandwidth == pytest.approx(0.31, abs=0.005)
-    written = CHUNK * setup.latent_row * 78
+    written = CHUNK * million(device=GPUS["B200"]).latent_row * 78
     assert written / 1e6 == pytest.approx(736, abs=0.5)
     assert 64 * written / 1e9 == pytest.approx(47, abs=0.2)
 
@@ -371,4 +381,4 @@ def test_row_49_what_was_right() -> None:
 
 def test_the_cap_binds_and_the_pool_does_not_hold_it(steps: Timeline) -> None:
     assert {step_chunks(million(), step).binds for step in steps.prefill} == {"logits"}
-    assert size(million(kv="bfloat16")).capacity < MILLION < size(million(sizes=Sizes(tp=8), kv="fp8_raw")).capacity * 2
+    assert size(million(kv="bfloat16")).capacity < MILLION < size(million()).capacity * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,9 @@ def test_any_config(tmp_path: Path) -> None:
     assert model(str(tmp_path / "config.json")).config["indexer_types"] == by_name.config["indexer_types"]
 
 
+CPU = replace(GPUS["H100"], name="CPU", is_cpu=True, head_block=1)
+
+
 def tiny(**change: object) -> Setup:
     values: dict[str, object] = {
         "context": 6000,
@@ -59,7 +63,7 @@ def tiny(**change: object) -> Setup:
         "weights": "float32",
         "ledger": LedgerFlags(max_num_batched_tokens=512, max_num_seqs=16),
     }
-    return Setup(model("tiny"), GPUS["H100"], 1, **(values | change))  # type: ignore[arg-type]
+    return Setup(model("tiny"), CPU, 1, **(values | change))  # type: ignore[arg-type]
 
 
 def test_bytes_are_those_of_the_pool_and_of_the_slots() -> None:
