@@ -47,12 +47,13 @@ ENGINES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "two": (LONG, CHUNKED | {"prefill_context_parallel_size": 2, "cp_split": "head-tail"}),
     "four": (SHORT, CHUNKED | {"prefill_context_parallel_size": 4, "cp_split": "head-tail"}),
     "ledger": (LONG, LEDGER | {"prefill_context_parallel_size": 2}),
-    "interleave": (SHORT, CHUNKED | TINY | {"prefill_context_parallel_size": 2, "cpu_weight_packing": False}),
+    "interleave": (SHORT, CHUNKED | TINY | {"prefill_context_parallel_size": 2}),
     "zigzag": (
         SHORT,
-        # Steps chosen by time, too: the ranks must agree on what a step took. 60 s never shorten one.
+        # Through SGLang's own forward. Steps chosen by time: the ranks must agree on one; 60 s never shorten it.
         LEDGER
-        | {"prefill_context_parallel_size": 2, "cp_split": "zigzag", "indexer": "ragged", "target_step_ms": 60_000.0},
+        | {"prefill_context_parallel_size": 2, "cp_split": "zigzag", "indexer": "ragged", "target_step_ms": 60_000.0}
+        | {"cpu_weight_packing": False},
     ),
 }
 

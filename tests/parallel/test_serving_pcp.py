@@ -14,6 +14,8 @@ from tests.parallel.pcp import ENGINES, NEW, SHORT, run
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.together("pcp")]
 
 SHARED = [name for name in ENGINES if name != "one"]
+# SGLang's own forward, which unpacked weights take, rounds elsewhere than the compiled stack of "one".
+STACKED = [name for name in SHARED if ENGINES[name][1].get("cpu_weight_packing", True)]
 
 
 def ranks_of(name: str) -> int:
@@ -32,7 +34,7 @@ def test_tokens_are_those_of_one_rank(name: str) -> None:
     assert min(shared.joined[:3]) >= 6, "decoding stood still while the late prompt was prefilled"
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", STACKED)
 def test_every_rank_holds_the_pages_of_one_rank(name: str) -> None:
     """To the byte: latent rows and index keys of all layers, prompts and generated tokens."""
     one, shared = run("one"), run(name)
@@ -42,8 +44,9 @@ def test_every_rank_holds_the_pages_of_one_rank(name: str) -> None:
             assert np.array_equal(rank.marks[buffer], marks), buffer
         for buffer, marks in (one.ranks[0].longer or {}).items() if rank.longer is not None else ():
             assert np.array_equal(rank.longer[buffer], marks), buffer
+    # NOTE: the last page of a prompt is not kept, so short prompts take the same slots one after another.
     filled = [np.count_nonzero(one.ranks[0].marks[buffer]) for buffer in ("latent0", "index0")]
-    assert filled[0] > sum(SHORT) and filled[1] > sum(SHORT) // 64
+    assert filled[0] > SHORT[-1] and filled[1] > SHORT[-1] // 64
 
 
 @pytest.mark.parametrize("name", SHARED)
