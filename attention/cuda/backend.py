@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.kernels.ops.attention.utils import concat_mla_absorb_q_general
 from sglang.srt.environ import envs
+from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
 from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend
 from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 from sglang.srt.runtime_context import get_parallel
@@ -63,6 +64,7 @@ class GlmDsaBackend(DeepseekSparseAttnBackend):
 
     Raises:
         ChoiceError: a model or device that the slots cannot serve; one line naming what to change.
+        RuntimeError: `qchunk` without the hook through which SGLang's indexer reaches it.
         ValueError: too little free memory for their buffers.
     """
 
@@ -72,6 +74,9 @@ class GlmDsaBackend(DeepseekSparseAttnBackend):
         super().__init__(runner)
         self.slots = SlotNames(indexer, prefill_kv)
         require_plain(self, runner.model_config.hf_text_config)
+        if indexer == "qchunk" and not hooked():
+            # NOTE: the report takes the slots from here, so what is not in place must not pass for it.
+            raise RuntimeError("--indexer qchunk: the hook of SGLang's Indexer._get_topk_ragged is not in place")
         machine = machine_of(self, runner.model_config.hf_text_config.index_n_heads)
         self.choice = choose(machine, prefill_kv == "workspace")
         if knobs.get("sparse_mla_prefill_workspace_factor") is not None and not needs_factor(indexer, self.choice):
@@ -223,6 +228,11 @@ def require_plain(backend: DeepseekSparseAttnBackend, config: Any) -> None:
             raise ChoiceError(
                 f"--indexer qchunk and --prefill-kv workspace do not support {name}; use ragged and paged"
             )
+
+
+def hooked() -> bool:
+    """Whether SGLang's hook registry has wrapped the function that `topk_ragged` stands around."""
+    return hasattr(Indexer._get_topk_ragged, "__wrapped__")
 
 
 def machine_of(backend: DeepseekSparseAttnBackend, index_heads: int) -> Machine:

@@ -18,8 +18,10 @@ import pytest
 import torch
 from sglang.srt.layers.attention import dsa_backend
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.server_args import ServerArgs
 from torch import Tensor
@@ -36,7 +38,12 @@ from tests.attention.triton_interpreter import repair
 repair()
 
 FP8, BF16, TOPK, HEADS, INDEX_HEADS, SCALE = torch.float8_e4m3fn, torch.bfloat16, 64, 4, 4, 0.05
-SLOTS = {"scheduler": "sglang", "context_parallel": "interleave"}
+REQUEST = config.RuntimeConfig(
+    policy="vllm-ledger",
+    slots={"scheduler": "sglang", "context_parallel": "interleave", "indexer": "qchunk", "prefill_kv": "workspace"},
+    device="accelerator",
+    knobs={"sparse_indexer_max_logits_mb": 1, "step_log": None},
+)
 REQUESTS = [(9, 200), (5, 30), (1, 150), (1, 90), (6, 130)]
 LN_2 = 0.6931471805599453
 
@@ -150,6 +157,8 @@ def gpu() -> Iterator[None]:
     """A capability 9.0 device, as far as anybody asks."""
     import deep_gemm
 
+    hooks.register(REQUEST)
+    HookRegistry.apply_hooks()
     patch = pytest.MonkeyPatch()
     patch.setenv("SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "64")
     module = ModuleType("sglang.kernels.ops.attention.flash_mla_interface")
@@ -492,22 +501,18 @@ def test_what_the_slots_do_not_know_is_named(served: Any, change: dict[str, Any]
 
 
 def test_the_plugin_puts_it_in_the_place_of_dsa(served: Any) -> None:
-    from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    request = config.RuntimeConfig(
-        policy="vllm-ledger",
-        slots=SLOTS | {"indexer": "qchunk", "prefill_kv": "workspace"},
-        device="accelerator",
-        knobs={"sparse_indexer_max_logits_mb": 1, "step_log": None},
-    )
-    plugin._register_gpu(request)
+    plugin._register_gpu(REQUEST)
     made = ATTENTION_BACKENDS["dsa"](runner_of("fp8_packed", "flashmla_sparse"))
     assert isinstance(made, ours.GlmDsaBackend) and ATTENTION_BACKENDS["nsa"] is ATTENTION_BACKENDS["dsa"]
     assert (made.slots.indexer_name, made.slots.prefill_name) == ("qchunk", "workspace")
-    hooks.register(request)
-    HookRegistry.apply_hooks()
     world = served("fp8_packed", "flashmla_sparse")
     indexer = SimpleNamespace(_with_real_sm_count=nullcontext)
     found = Indexer._get_topk_ragged(indexer, False, world.fb, 0, world.q8, world.gates, None)
     assert torch.equal(ascending(found), world.plain_ids())
+
+
+def test_a_hook_that_is_not_in_place_ends_the_start(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Indexer, "_get_topk_ragged", lambda self: None)
+    with pytest.raises(RuntimeError, match="the hook of SGLang's Indexer"):
+        World("fp8_packed", "flashmla_sparse")
+    World("fp8_packed", "flashmla_sparse", indexer="ragged")
