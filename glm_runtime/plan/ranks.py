@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attention.indexer.shares import GPU, Rates
 from glm_runtime.plan.setup import Setup
 from glm_runtime.plan.timeline import Step
 from parallel.balance import imbalance, step_shares, whole_shares
@@ -58,9 +59,10 @@ def shard_least_rows(setup: Setup, step: Step) -> tuple[int | None, str]:
     if not step.rows:
         return None, "no prefill rows"
     model, device = setup.model, setup.device
-    per_visit = 2 * model["index_n_heads"] * model["index_head_dim"] / device.score
+    rates = Rates(device.score / 2, device.link, device.exchange) if device.is_cpu else GPU
+    per_visit = model["index_n_heads"] * model["index_head_dim"] / rates.products_per_second
     least = break_even_rows(
-        step.visits / step.rows, model["index_topk"], tp, per_visit, device.link * device.link_share, device.exchange
+        step.visits / step.rows, model["index_topk"], tp, per_visit, rates.bytes_per_second, rates.latency_seconds
     )
     return least, "cost rule"
 
