@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from glm_runtime import launch_server
 from glm_runtime.cli import Options, once, split
 from glm_runtime.config import ConfigError
 from glm_runtime.gateway.__main__ import main
 from glm_runtime.gateway.flags import from_values, settings_of
 from glm_runtime.gateway.keys import authorized, keygen, load_public, load_secret
 from glm_runtime.gateway.listen import Listener, listen_all, parse
+from tests.servers import free_port, launch
 
 
 @pytest.mark.parametrize(
@@ -213,3 +215,39 @@ def test_bad_keys(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             call()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--zmq-endpoint", "tcp://0.0.0.0:0"], "can be reached from other machines"),
+        (["--zmq-endpoint", "nonsense"], "--zmq-endpoint nonsense"),
+        (["--zmq-max-clients", "5"], "--zmq-max-clients has nothing to act on without --zmq-endpoint"),
+        (["--zmq-max-clients", "many"], "--zmq-max-clients"),
+        (["--zmq-endpoint"], "--zmq-endpoint"),
+    ],
+)
+def test_r65_a_launch_is_refused_in_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        launch_server.main([*argv, "--port", str(free_port())])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said.startswith("glm_runtime: error: ") and said.count("\n") == 1 and words in said
+
+
+def test_a_launch_on_a_taken_endpoint_ends_at_once() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        run = launch("--zmq-endpoint", endpoint, "--port", str(free_port()))
+    assert run.code == 2 and run.left == []
+    (line,) = run.error_lines()
+    assert endpoint in line and "cannot be bound" in line
+
+
+def test_an_engine_has_no_gateway() -> None:
+    import glm_runtime
+
+    with pytest.raises(ConfigError, match="zmq_endpoint: the ZMQ gateway belongs to the server"):
+        glm_runtime.Engine(zmq_endpoint="tcp://127.0.0.1:5557")

@@ -84,6 +84,7 @@ def test_a_refused_request_says_why(client: Client, wrong: dict[str, Any]) -> No
     with pytest.raises(Refused) as raised:
         client.generate("x", **wrong)
     assert raised.value.code == "bad_request" and str(raised.value)
+    assert raised.value.field is not None and raised.value.bound is not None
     assert client.generate("x", max_new_tokens=1, priority=1).output_ids
 
 
