@@ -142,7 +142,7 @@ def say(socket: zmq.Socket[bytes], **message: Any) -> None:
     socket.send_multipart([TAG, orjson.dumps(message)])
 
 
-def hear(socket: zmq.Socket[bytes], limit_s: float = 10.0) -> dict[str, Any]:
+def hear(socket: zmq.Socket[bytes], limit_s: float = 30.0) -> dict[str, Any]:
     """The next message that is no heartbeat."""
     end = time.monotonic() + limit_s
     while True:
@@ -154,7 +154,7 @@ def hear(socket: zmq.Socket[bytes], limit_s: float = 10.0) -> dict[str, Any]:
             return message
 
 
-def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
+def until(condition: Callable[[], object], limit_s: float = 30.0) -> None:
     """Wait for something to become true."""
     end = time.monotonic() + limit_s
     while not condition():

@@ -91,7 +91,7 @@ def test_no_progress() -> None:
         begin = time.monotonic()
         with pytest.raises(TooLate, match="no progress"):
             client.generate("x", max_new_tokens=5000)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         until(lambda: not gateway.engine.running)
         assert client.stream("x", max_new_tokens=100) is not None
         text = "".join(delta.text for delta in client.stream("x", max_new_tokens=100))  # slow, but it moves
@@ -103,7 +103,7 @@ def test_no_server() -> None:
         begin = time.monotonic()
         with pytest.raises(Lost, match="no sign of the server"):
             client.generate("x")
-        assert 0.4 < time.monotonic() - begin < 5
+        assert 0.4 < time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
