@@ -11,10 +11,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from glm_runtime import quiet
 from glm_runtime.config import ConfigError
 from glm_runtime.ending import fail
+
+if TYPE_CHECKING:
+    from glm_runtime.ab.cli import Plan
+    from glm_runtime.ab.fleet import Fleet
+    from glm_runtime.ab.runs import Run
 
 REAL = 3
 
@@ -39,6 +45,7 @@ def run(argv: list[str]) -> int:
     """Play, compare, report. Returns the exit code."""
     from glm_runtime.ab import servers, workloads
     from glm_runtime.ab.cli import parse
+    from glm_runtime.ab.fleet import Fleet
 
     plan = parse(argv)
     values = plan.values
@@ -55,7 +62,14 @@ def run(argv: list[str]) -> int:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     quiet.here()
-    from glm_runtime.ab import host, model
+    with Fleet(plan.arms, folder, values.start_timeout, plan.keep) as fleet:
+        return _compare(plan, text, fleet, folder, earlier)
+
+
+def _compare(plan: Plan, text: str, fleet: Fleet, folder: Path, earlier: list[Run]) -> int:
+    values = plan.values
+    # SGLang's client takes a while to load; the first server starts meanwhile.
+    from glm_runtime.ab import host, model, workloads
     from glm_runtime.ab.outcome import outcome
     from glm_runtime.ab.report import files, page, table
     from glm_runtime.ab.runner import rounds
@@ -72,11 +86,10 @@ def run(argv: list[str]) -> int:
         workload,
         workloads.warm_up(workload, values.warmup, vocab, values.seed),
         values.rounds,
+        fleet,
         folder,
         logprobs=values.logprobs,
         max_concurrency=values.max_concurrency,
-        keep=plan.keep,
-        start_limit_s=values.start_timeout,
         quiet=values.quiet,
     )
     found = outcome(
@@ -96,7 +109,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _earlier(folder: str | None, names: Sequence[str]) -> list:
+def _earlier(folder: str | None, names: Sequence[str]) -> list[Run]:
     from glm_runtime.ab.runs import load_folder
 
     if folder is None:

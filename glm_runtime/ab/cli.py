@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from glm_runtime.ab import datasets, mixes
 from glm_runtime.ab.arms import Arm, arms, flag_name, split_flags
-from glm_runtime.ab.live import Keep, one_server
+from glm_runtime.ab.fleet import Keep
+from glm_runtime.ab.live import one_server
 from glm_runtime.ab.slo import Slo
 from glm_runtime.config import ConfigError
 

@@ -12,14 +12,11 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
 
 from glm_runtime.ab.arms import Arm, flag_name, is_ledger, split_flags
 from glm_runtime.ab.servers import Server, ServerFailed
 from glm_runtime.config import ConfigError
 
-Keep = Literal["one", "all", "live"]  # which servers are alive; see runner.py
 ALLOW = "--allow-policy-switch"
 SCHEDULER = "--scheduler"
 
@@ -46,27 +43,13 @@ def one_server(arms: Sequence[Arm]) -> Arm:
     return Arm("live", (*words, SCHEDULER, start, *more))
 
 
-class LiveServer:
-    """The one server, as `runner.Servers` sees it."""
-
-    def __init__(self, arms: Sequence[Arm], folder: Path, limit_s: float) -> None:
-        self._server = Server(one_server(arms), folder, limit_s)
-
-    def start(self) -> None:
-        """Start it."""
-        self._server.__enter__()
-
-    def of(self, arm: Arm) -> Server:
-        """The server, scheduling as the arm asks."""
-        body = json.dumps({"scheduler": scheduler_of(arm)}).encode()
-        request = urllib.request.Request(f"{self._server.url}/policy", body, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=600):
-                return self._server
-        except urllib.error.HTTPError as error:
-            said = " ".join(error.read().decode(errors="replace").split())
-            raise ServerFailed(f"arm {arm.name}: POST /policy answered {error.code}: {said[:300]}") from None
-
-    def stop(self) -> None:
-        """Stop it."""
-        self._server.stop()
+def switch(server: Server, arm: Arm) -> None:
+    """Have `server` schedule as the arm asks. ServerFailed where it does not."""
+    body = json.dumps({"scheduler": scheduler_of(arm)}).encode()
+    request = urllib.request.Request(f"{server.url}/policy", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=600):
+            return
+    except urllib.error.HTTPError as error:
+        said = " ".join(error.read().decode(errors="replace").split())
+        raise ServerFailed(f"arm {arm.name}: POST /policy answered {error.code}: {said[:300]}") from None

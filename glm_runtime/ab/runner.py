@@ -1,26 +1,20 @@
 """Rounds: every arm plays the workload in turn, A B A B, so that what the machine does meanwhile meets all alike.
 
-    round 1   start A, warm up, flush, play, stop     start B, ...
-    round 2   start A, ...                            start B, ...
-
-Which servers are alive (`keep`):
-    one     the arm's own, started for each round
-    all     every arm's, through all rounds: more memory, no restarts
-    live    one for all arms, whose scheduler is changed between them (live.py)
+round 1   start A, warm up, flush, play, stop     start B, ...
+round 2   start A, ...                            start B, ...
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from glm_runtime.ab.arms import Arm
 from glm_runtime.ab.asks import Ask, Workload
 from glm_runtime.ab.client import Output, Played, play
-from glm_runtime.ab.live import Keep, LiveServer
+from glm_runtime.ab.fleet import Fleet
 from glm_runtime.ab.runs import Reply, Run, save
 from glm_runtime.ab.servers import Server, ServerFailed
 
@@ -51,12 +45,11 @@ def rounds(
     workload: Workload,
     warm_up: Sequence[Ask],
     count: int,
+    fleet: Fleet,
     folder: Path,
     *,
     logprobs: bool = True,
     max_concurrency: int | None = None,
-    keep: Keep = "one",
-    start_limit_s: float = 600.0,
     quiet: bool = False,
 ) -> list[Run]:
     """Play the workload `count` times on every arm; each run is saved in `folder` as soon as it is there.
@@ -67,53 +60,16 @@ def rounds(
     progress = Progress(count * len(arms) * len(workload.asks), quiet)
     found: list[Run] = []
     try:
-        with Servers(arms, folder, start_limit_s, keep) as servers:
-            for number in range(1, count + 1):
-                for arm in arms:
-                    progress.say(f"round {number}/{count}, {arm.name}")
-                    with servers.of(arm) as server:
-                        run = one(server, arm, workload, warm_up, number, logprobs, max_concurrency, progress)
-                    save(run, folder / "runs" / f"{arm.slug}-{number}.json")
-                    found.append(run)
+        for number in range(1, count + 1):
+            for arm in arms:
+                progress.say(f"round {number}/{count}, {arm.name}")
+                with fleet.of(arm) as server:
+                    run = one(server, arm, workload, warm_up, number, logprobs, max_concurrency, progress)
+                save(run, folder / "runs" / f"{arm.slug}-{number}.json")
+                found.append(run)
     finally:
         progress.close()
     return found
-
-
-class Servers:
-    """The servers of a comparison."""
-
-    def __init__(self, arms: Sequence[Arm], folder: Path, limit_s: float, keep: Keep) -> None:
-        self._folder = folder
-        self._limit_s = limit_s
-        self._keep = keep
-        self._kept: dict[str, Server] = {}
-        self._live = LiveServer(arms, folder, limit_s) if keep == "live" else None
-
-    @contextlib.contextmanager
-    def of(self, arm: Arm) -> Iterator[Server]:
-        """The server of an arm, for one round."""
-        if self._live is not None:
-            yield self._live.of(arm)
-            return
-        if self._keep == "one":
-            with Server(arm, self._folder, self._limit_s) as server:
-                yield server
-            return
-        if arm.name not in self._kept:
-            self._kept[arm.name] = Server(arm, self._folder, self._limit_s).__enter__()
-        yield self._kept[arm.name]
-
-    def __enter__(self) -> Servers:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-        for server in self._kept.values():
-            server.stop()
 
 
 def one(
@@ -128,10 +84,10 @@ def one(
 ) -> Run:
     """One round on a running server."""
     if warm_up:
-        asyncio.run(play(server.url, warm_up, f"{arm.slug}{number}w", logprobs))
+        asyncio.run(play(server.url, warm_up, f"{arm.slug}.{number}w", logprobs))
     server.flush()
     # NOTE: a request id must be new to a server that has served other rounds.
-    label = f"{arm.slug}{number}"
+    label = f"{arm.slug}.{number}"
     played = asyncio.run(play(server.url, workload.asks, label, logprobs, max_concurrency, progress.tick))
     server.alive()
     if not any(output.success for output in played.outputs):
