@@ -29,7 +29,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a comparison; ends the process with its exit code."""
     from policies.base import PolicyError
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
     try:
         code = run(list(sys.argv[1:] if argv is None else argv))
     except (ConfigError, PolicyError) as error:
@@ -122,4 +121,5 @@ def _earlier(folder: str | None, names: Sequence[str]) -> list[Run]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
     main()
