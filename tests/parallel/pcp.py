@@ -4,13 +4,13 @@
 |-------------|-------|------------|-----------|---------------------|--------------------------------|
 | one         | 1     |            | sglang    | ragged, paged       | 1..40, 100, 500, 1,500, 6,000  |
 | two         | 2     | head-tail  | sglang    | ragged, paged       | 1..40, 100, 500, 1,500, 6,000  |
-| four        | 4     | head-tail  | sglang    | ragged, paged       | 1..40, 100, 500, 1,500         |
+| four        | 4     | head-tail  | sglang    | qchunk, paged       | 1..40, 100, 500, 1,500         |
 | ledger      | 2     | head-tail  | ledger    | qchunk, workspace   | 1..40, 100, 500, 1,500, 6,000  |
-| interleave  | 2     | interleave | sglang    | qchunk, workspace   | 1..40, 100, 500, 1,500         |
-| zigzag      | 2     | zigzag     | ledger    | ragged, workspace   | 1..40, 100, 500, 1,500         |
+| interleave  | 2     | interleave | sglang    | ragged, workspace   | 1..40, 100, 500, 1,500         |
+| zigzag      | 2     | zigzag     | ledger    | ragged, paged       | 1..40, 100, 500, 1,500         |
 
-All in float32, chunks of 128, mixed steps. Every two implementations of two slots meet in some row. Each engine runs
-once a process, and is gone when the next one starts:
+All in float32, chunks of 128, mixed steps. Every two implementations of scheduler, indexer and prefill KV meet in some
+row of two or more ranks, and head-tail meets each. An engine runs once a process and is gone when the next one starts:
 
 prompts alone ─> probe: pages, rows, traffic of every rank ─> 6,000 alone ─> probe
 ─> all again: prefix hits ─> emptied ─> eight at once ─> a long prompt joins decoding ones
@@ -41,19 +41,19 @@ CHUNKED: dict[str, Any] = POOL | {"chunked_prefill_size": CHUNK, "enable_mixed_c
 LEDGER: dict[str, Any] = POOL | {"policy": "vllm-ledger", "max_num_batched_tokens": CHUNK}
 
 LONG = (*SHORT, 6000)
-TINY: dict[str, Any] = {"indexer": "qchunk", "sparse_indexer_max_logits_mb": 1, "prefill_kv": "workspace"}
+QCHUNK: dict[str, Any] = {"indexer": "qchunk", "sparse_indexer_max_logits_mb": 1}
 ENGINES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "one": (LONG, CHUNKED),
     "two": (LONG, CHUNKED | {"prefill_context_parallel_size": 2, "cp_split": "head-tail"}),
-    "four": (SHORT, CHUNKED | {"prefill_context_parallel_size": 4, "cp_split": "head-tail"}),
+    "four": (SHORT, CHUNKED | QCHUNK | {"prefill_context_parallel_size": 4, "cp_split": "head-tail"}),
     "ledger": (LONG, LEDGER | {"prefill_context_parallel_size": 2}),
-    "interleave": (SHORT, CHUNKED | TINY | {"prefill_context_parallel_size": 2}),
+    "interleave": (SHORT, CHUNKED | {"prefill_kv": "workspace", "prefill_context_parallel_size": 2}),
     "zigzag": (
         SHORT,
         # Through SGLang's own forward. Steps chosen by time: the ranks must agree on one; 60 s never shorten it.
         LEDGER
-        | {"prefill_context_parallel_size": 2, "cp_split": "zigzag", "indexer": "ragged", "target_step_ms": 60_000.0}
-        | {"cpu_weight_packing": False},
+        | {"prefill_context_parallel_size": 2, "cp_split": "zigzag", "indexer": "ragged", "prefill_kv": "paged"}
+        | {"target_step_ms": 60_000.0, "cpu_weight_packing": False},
     ),
 }
 
