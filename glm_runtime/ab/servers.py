@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from glm_runtime.ab.arms import Arm
 from glm_runtime.config import ENV, ConfigError
 from glm_runtime.ending import die_with_parent
@@ -43,6 +45,15 @@ def check(arm: Arm) -> None:
         request_for(options, choose_device(given.value("--device")), given.ranks())
     except (ConfigError, PolicyError) as error:
         raise ConfigError(f"arm {arm.name}: {error}") from None
+
+
+def _alive(session: int) -> bool:
+    """Whether a process of that session still lives."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 class ServerFailed(RuntimeError):
@@ -167,6 +178,10 @@ class Server:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # its session is its own: nobody else is in the group
         self._process.wait()
+        # What they hold (memory, the GPU) must be free before the next server starts.
+        end = time.monotonic() + STOP_LIMIT_S
+        while _alive(self._process.pid) and time.monotonic() < end:
+            time.sleep(0.05)
         self._process = None
 
     def __enter__(self) -> Server:
