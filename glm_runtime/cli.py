@@ -42,6 +42,8 @@ class Options:
     indexer_scratch_mb: int | None = None
     cpu_threads: int | None = None
     cpu_weight_packing: bool = True
+    drain_timeout_s: int | None = None
+    health_timeout_s: int | None = None
     record: str | None = None
     record_text: bool = False
     ledger: LedgerFlags = field(default_factory=LedgerFlags)
@@ -133,6 +135,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="cpu_weight_packing",
         action="store_false",
         help="keep CPU weights unpacked: slower, but online weight updates stay possible",
+    )
+    group.add_argument(
+        "--drain-timeout-s",
+        type=_positive,
+        metavar="S",
+        help="after SIGTERM running requests may go on for so long before they are aborted (default: 30)",
+    )
+    group.add_argument(
+        "--health-timeout-s",
+        type=_positive,
+        metavar="S",
+        help="GET /health answers 503 where the scheduler has said nothing for so long (default: 20)",
     )
     group.add_argument(
         "--record",

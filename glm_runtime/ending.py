@@ -163,10 +163,37 @@ def catch_child_failures(server_args: Any) -> None:
         server_args.custom_sigquit_handler = on_child_failure
 
 
+def lost(watchdog: Any, folder: str | None) -> str:
+    """Which of the server's processes has failed, and how, as far as it can be told; "" otherwise.
+
+    Args:
+        watchdog: SGLang's, which knows the processes and their names. folder: of reasons, named by process id.
+    """
+    said = []
+    for process, name in zip(getattr(watchdog, "_processes", ()), getattr(watchdog, "_names", ()), strict=False):
+        code = process.exitcode
+        left = folder is not None and (Path(folder) / str(process.pid)).is_file()
+        if code is None and not left:
+            continue
+        how = "failed" if code is None or left else f"ended with code {code}"
+        if code is not None and code < 0 and not left:
+            how = f"was killed by {signal.Signals(-code).name}"
+        said.append(f"{name} (pid {process.pid}) {how}")
+    return ", ".join(said)
+
+
 def running_handler(base: type) -> type:
     """SGLang's signal handler class, ending a running server with our line and code instead of SIGKILL on itself."""
 
     class EndingSignalHandler(base):  # type: ignore[misc]
+        def sigterm_handler(self, signum: Any = None, frame: Any = None) -> None:
+            if not self.tokenizer_manager.gracefully_exit:
+                super().sigterm_handler(signum, frame)
+                return
+            print("glm_runtime: SIGTERM came twice: ended at once", file=sys.stderr, flush=True)
+            end_children()
+            os._exit(128 + signal.SIGTERM)
+
         def running_phase_sigquit_handler(self, signum: Any = None, frame: Any = None) -> None:
             from glm_runtime import config
 
@@ -174,13 +201,14 @@ def running_handler(base: type) -> type:
             if manager._subprocess_watchdog is not None:
                 manager._subprocess_watchdog.stop()
             manager.dump_requests_before_crash()
-            end_children()
             request = config.asked()
+            who = lost(manager._subprocess_watchdog, request.failures if request is not None else None)
+            end_children()
             reason = None
             if request is not None:
                 reason = first_reason(request.failures)
                 discard(request.failures)
-            line = f"a process of the server failed while serving: {reason or 'it was killed, or left no reason'}"
+            line = f"{who or 'a process of the server failed'} while serving: {reason or 'it left no reason'}"
             print(f"glm_runtime: error: {one_line(line)}", file=sys.stderr, flush=True)
             # NOTE: called from the event loop, where an exception would only be logged.
             os._exit(1)

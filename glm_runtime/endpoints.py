@@ -14,13 +14,34 @@ def register() -> None:
     from sglang.srt.entrypoints.http_server import app
 
     from glm_runtime.guard.front import Front
+    from glm_runtime.health import Health
 
-    if not any(layer.cls is Front for layer in app.user_middleware):
-        app.add_middleware(Front)
+    for layer in (Health, Front):  # the guard's outside
+        if not any(known.cls is layer for known in app.user_middleware):
+            app.add_middleware(layer)
+    _say_fields(app)
     known = {getattr(route, "path", None) for route in app.routes}
     for path, endpoint in (("/policy", policy), ("/steps", steps)):
         if path not in known:
             app.add_api_route(path, endpoint, methods=["GET"])
+
+
+def _say_fields(app: Any) -> None:
+    """A request that does not fit an endpoint's schema is answered as the guard does: field, value, bound."""
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+
+    from glm_runtime.guard.front import envelope, from_validation
+
+    stock = app.exception_handlers[RequestValidationError]
+
+    async def invalid(request: Any, error: RequestValidationError) -> Any:
+        path = request.url.path
+        if path.endswith("/v1/systemone"):  # its API prescribes another form
+            return await stock(request, error)
+        return JSONResponse(envelope(from_validation(list(error.errors())), path), status_code=400)
+
+    app.add_exception_handler(RequestValidationError, invalid)
 
 
 async def policy() -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from glm_runtime import ports
 from glm_runtime.cli import Options
 from glm_runtime.config import ENV, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
 from glm_runtime.threads import OMP_VARIABLES
@@ -69,6 +70,7 @@ def Engine(**arguments: Any) -> Any:
 
 def _restore(before: dict[str, str]) -> None:
     """Take the request back, and give this process the environment it had."""
+    ports.release()
     RuntimeConfig.retract()
     for name in set(os.environ) - set(before):
         if name in CHANGED:

@@ -28,6 +28,10 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | entrypoints.engine.kill_process_tree           | AROUND | any | Engine.shutdown also kills Python's resource tracker |
 | managers.tokenizer_manager.TokenizerManager    | AROUND | any | requests are not checked (see guard/hook.py for which|
 |   .generate_request and four more              |        |     | methods and why)                                     |
+| entrypoints.api_contract.generate_contract_... | AROUND | any | its errors name no field                             |
+| ...TokenizerManager.sigterm_watchdog           | AROUND | any | its drain has no deadline                            |
+| managers.scheduler.Scheduler.abort_request     | AROUND | any | takes an id for a prefix of ids                      |
+| ...handle_generate_request, ..embedding_request| AROUND | any | an exception there ends the server                   |
 """
 
 from __future__ import annotations
@@ -39,9 +43,10 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from glm_runtime import cp_hooks, ending, record, report, stock_steps, stops
+from glm_runtime import cp_hooks, drain, ending, record, report, stock_steps, stops
 from glm_runtime.config import RuntimeConfig
 from glm_runtime.guard import hook as guard_hook
+from glm_runtime.guard import scheduler as guard_scheduler
 from policies.steps import Sharing
 
 logger = logging.getLogger(__name__)
@@ -88,8 +93,9 @@ def register(request: RuntimeConfig) -> None:
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)
     HookRegistry.register(KILL_TREE, spare_tracker, HookType.AROUND)
-    for target, hook in guard_hook.hooks().items():
+    for target, hook in (guard_hook.hooks() | guard_scheduler.hooks()).items():
         HookRegistry.register(target, hook, HookType.AROUND)
+    HookRegistry.register(drain.WATCHDOG, drain.drained, HookType.AROUND)
 
 
 def adjust_without_cuda(original: Callable[..., Any], server_args: Any) -> Any:

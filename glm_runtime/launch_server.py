@@ -100,7 +100,7 @@ def policy_error() -> type[Exception]:
 def serve(options: Options, given: Given) -> None:
     """Check, publish and hand over to SGLang. Raises ConfigError or PolicyError before any process is started."""
     given_threads()  # before anything loads OpenMP
-    from glm_runtime import model_files, prepare, refuse, symbols
+    from glm_runtime import model_files, ports, prepare, refuse, symbols
     from glm_runtime.gateway import flags as gateway_flags
     from glm_runtime.gateway import listen, mount
 
@@ -111,6 +111,8 @@ def serve(options: Options, given: Given) -> None:
     port = given.value("--port") or str(DEFAULT_PORT)
     if port.isdigit():
         refuse.port(given.value("--host") or "127.0.0.1", int(port))
+        if not ports.hold(int(port)):
+            raise ConfigError(f"--port {port}: another server is starting on it; choose another")
     gateway = gateway_flags.settings_of(options.gateway)
     device = prepare.choose_device(given.value("--device"))
     ranks = given.ranks()

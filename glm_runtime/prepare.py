@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from attention import flags as attention_flags
-from glm_runtime import decode_ranks, ending, quiet, record, refuse
+from glm_runtime import decode_ranks, drain, ending, health, ports, quiet, record, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import PLUGIN, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE
@@ -131,6 +131,10 @@ def request_for(options: Options, device: str, ranks: int, usage: Usage = "serve
     knobs = ledger_knobs(options, policy, device, ranks, usage) | attention_knobs(options, policy, device, ranks)
     knobs |= record.knobs(options.record, options.record_text)
     knobs |= parallel_knobs(options, policy, device) | options.guard.knobs()
+    knobs |= {
+        "drain_timeout_s": options.drain_timeout_s or drain.DEFAULT_S,
+        "health_timeout_s": options.health_timeout_s or health.DEFAULT_S,
+    }
     for slot in ("scheduler", "indexer", "prefill_kv"):  # the split is SGLang's to import: see refuse.prefill_ranks
         policy.impl(slot).load()
     if device != "cpu":
@@ -179,6 +183,8 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
     """
     if request.device == "cpu":
         server_args.dtype = refuse.model_dtype(server_args, config)
+    if server_args.nccl_port is None and (server_args.nnodes or 1) == 1:
+        server_args.nccl_port = ports.inner()
     prefill_ranks(server_args, request)
     decode_ranks.fit(server_args, request)
     if request.slots["scheduler"] != "ledger":

@@ -5,6 +5,7 @@ Each row: a ServerArgs field, the values that are fine, and why another one ends
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -310,8 +311,21 @@ def context_memory(
         )
 
 
+def guarded_front(server_args: Any) -> None:
+    """Raise ConfigError for a front that requests would pass without the guard."""
+    workers = server_args.tokenizer_worker_num or 1
+    if workers > 1:
+        raise ConfigError(
+            f"--tokenizer-worker-num {workers}: SGLang loads no plugins in tokenizer workers, so their requests would "
+            "pass unchecked; drop it"
+        )
+    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes"):
+        raise ConfigError("SGLANG_RUST_SERVER: SGLang's Rust server passes requests by the guard; unset it")
+
+
 def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], explicit_split: str | None) -> None:
     """All checks on parsed, unresolved arguments that need no process."""
+    guarded_front(server_args)
     if request.slots["scheduler"] == "ledger":
         try:
             check_sglang(

@@ -61,20 +61,22 @@ class Front:
         answer = Answer(send, visit, scope.get("path", ""))
         try:
             if line.announced(scope) > self.most:
-                await answer.refuse(line.too_large(line.announced(scope)), 413)
+                await answer.refuse(line.too_large(line.announced(scope)))
                 return
             await self.app(scope, line.receive, answer.send)
             await answer.end()
         except TooLarge as error:
-            await answer.refuse(error.refusal, 413)
+            await answer.refuse(error.refusal)
         except Refusal as refusal:
-            await answer.refuse(refusal, 400)
+            await answer.refuse(refusal)
         except CLIENT_ERRORS as error:
             if answer.begun:
                 raise
+            if visit.gone:
+                return  # nobody is there to be told
             logger.exception("glm_runtime: an endpoint could not read its request")
             said = f"{type(error).__name__}: {error}"
-            await answer.refuse(Refusal("request", said, "a request that this endpoint can read"), 400)
+            await answer.refuse(Refusal("request", said, "a request that this endpoint can read"))
         finally:
             current.reset(token)
             await line.close()
@@ -109,7 +111,7 @@ class Line:
 
     def too_large(self, size: int) -> Refusal:
         """Why a body of `size` bytes is refused."""
-        return Refusal("body", f"{size} bytes", f"at most {self._most} bytes (--guard-max-body-mb)")
+        return Refusal("body", f"{size} bytes", f"at most {self._most} bytes (--guard-max-body-mb)", status_code=413)
 
     async def receive(self) -> Message:
         """What the app receives: the body, then nothing until the client hangs up."""
@@ -160,7 +162,7 @@ class Answer:
             await self._send(message)
             return
         if self._visit.refusal is not None:
-            await self.refuse(self._visit.refusal, 400)
+            await self.refuse(self._visit.refusal)
             return
         self._held.append(message)
         if message["type"] == "http.response.start":
@@ -178,28 +180,42 @@ class Answer:
     async def end(self) -> None:
         """Let go of what is held."""
         if self._visit.refusal is not None and not self.begun:
-            await self.refuse(self._visit.refusal, 400)
+            await self.refuse(self._visit.refusal)
         held, self._held = self._held, []
         for message in held:
             self.begun = True
             await self._send(message)
 
-    async def refuse(self, refusal: Refusal, status: int) -> None:
+    async def refuse(self, refusal: Refusal) -> None:
         """Answer with the refusal, unless something else has gone out already."""
         if self.begun or self._refused:
             return
         kept = [pair for pair in self._headers() if not pair[0].startswith(b"content-")]
         self._refused, self._held = True, []
-        body = json.dumps(envelope(refusal, status, self._path), ensure_ascii=False).encode()
+        body = json.dumps(envelope(refusal, self._path), ensure_ascii=False).encode()
         headers = [*kept, (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": refusal.status_code, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
 
-def envelope(refusal: Refusal, status: int, path: str) -> dict[str, Any]:
+def envelope(refusal: Refusal, path: str) -> dict[str, Any]:
     """The JSON of a refusal, with what clients of this endpoint's protocol look for beside it."""
-    found = refusal.as_dict()
-    found["error"] |= {"type": "invalid_request_error", "param": refusal.field, "code": status}
+    found, status = refusal.as_dict(), refusal.status_code
+    kind = "invalid_request_error" if status < 500 else "overloaded_error"
+    found["error"] |= {"type": kind, "param": refusal.field, "code": status}
     if path.startswith("/v1/messages"):
         return {"type": "error"} | found
-    return {"object": "error", "message": str(refusal), "type": "BadRequestError", "code": status} | found
+    return {"object": "error", "message": str(refusal), "type": kind, "code": status} | found
+
+
+def from_validation(errors: list[Any]) -> Refusal:
+    """The first of pydantic's errors about a request's JSON."""
+    if not errors:
+        return Refusal.because("the request does not read")
+    where = [str(part) for part in errors[0].get("loc", ()) if part not in ("body", "query")]
+    field = where[0] + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in where[1:]) if where else None
+    said = str(errors[0].get("msg", "does not read")).removeprefix("Value error, ")
+    reason = errors[0].get("ctx", {}).get("error")
+    if errors[0].get("type") == "json_invalid":
+        return Refusal.because(f"the body is no valid JSON ({reason}, byte {field})", "body")
+    return Refusal(field, errors[0].get("input"), said, said=f"{field or 'the body'}: {said}")

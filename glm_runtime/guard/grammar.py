@@ -87,3 +87,23 @@ def structural_tag(name: str, value: Any, limits: Limits) -> None:
     plain(name, value, limits)
     if value and not isinstance(_json(name, value), dict):
         raise Refusal(name, value, "a structural tag: a JSON object")
+
+
+def of(obj: Any) -> list[tuple[str, str]]:
+    """Grammars of a request: (name, text), each once."""
+    params = getattr(obj, "sampling_params", None)
+    found: dict[tuple[str, str], None] = {}
+    for entry in params if isinstance(params, list | tuple) else [params or {}]:
+        for name in NAMES:
+            if entry.get(name):
+                found[name, entry[name]] = None
+    return list(found)
+
+
+def named(obj: Any) -> str | None:
+    """Name of the request's grammar field, None where it has none."""
+    try:
+        found = of(obj)
+    except AttributeError:
+        return None
+    return found[0][0] if found else None

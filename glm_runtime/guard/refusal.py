@@ -34,25 +34,29 @@ def shown(value: object) -> Any:
 
 
 class Refusal(ValueError):
-    """A request, or one field of it, that the guard does not let through; HTTP 400.
+    """A request, or one field of it, that the guard does not let through.
 
     Attributes:
-        field: name of the field as the client wrote it, with an index where it is an entry of a list.
+        field: name of the field as the client wrote it, with an index where it is an entry of a list; None: not known.
         value: what was given, fit for JSON (see `shown`).
         bound: what is allowed, in words.
+        status_code: of the HTTP answer.
     """
 
-    status_code = 400
-
-    def __init__(self, field: str, value: object, bound: str) -> None:
+    def __init__(self, field: str | None, value: object, bound: str, *, said: str = "", status_code: int = 400) -> None:
         self.field = field
         self.value = shown(value)
-        self.bound = bound
-        said = f'"{self.value}"' if isinstance(self.value, str) else json.dumps(self.value)
-        super().__init__(f"{field}: {bound} is needed, not {said}")
+        self.bound: str | None = bound or None
+        self.status_code = status_code
+        given = f'"{self.value}"' if isinstance(self.value, str) else json.dumps(self.value)
+        super().__init__(said or f"{field}: {bound} is needed, not {given}")
+
+    @classmethod
+    def because(cls, said: str, field: str | None = None, value: object = None, status_code: int = 400) -> Refusal:
+        """A refusal in somebody else's words."""
+        return cls(field, value, "", said=" ".join(said.split()), status_code=status_code)
 
     def as_dict(self) -> dict[str, Any]:
         """{"error": {"message", "field", "value", "bound"}}: JSON values only."""
-        return {
-            "error": {"message": str(self), "field": self.field, "value": self.value, "bound": self.bound},
-        }
+        message = str(self).encode("utf-8", "replace").decode()
+        return {"error": {"message": message, "field": self.field, "value": self.value, "bound": self.bound}}

@@ -270,7 +270,7 @@ def _rid(value: Any, prompts: int | None, limits: Limits) -> None:
     if value is None:
         return
     if isinstance(value, str):
-        text("rid", value, MAX_NAME, 1)
+        _one_rid("rid", value)
         return
     if prompts is None:
         raise Refusal("rid", value, "one string")
@@ -278,10 +278,16 @@ def _rid(value: Any, prompts: int | None, limits: Limits) -> None:
     if len(value) != prompts:
         raise Refusal("rid", f"{len(value)} ids", f"one id a prompt ({prompts})")
     for i, entry in enumerate(value):
-        text(f"rid[{i}]", entry, MAX_NAME, 1)
+        _one_rid(f"rid[{i}]", entry)
     if len(set(value)) != len(value):
         twice = next(entry for i, entry in enumerate(value) if entry in value[:i])
         raise Refusal("rid", twice, "a different id for each prompt")
+
+
+def _one_rid(name: str, value: Any) -> None:
+    text(name, value, MAX_NAME, 1)
+    if not value.isprintable():
+        raise Refusal(name, value, "printable characters")
 
 
 def _session(value: Any) -> None:

@@ -42,4 +42,16 @@ class Visit:
         self.live.clear()
 
 
+class Family:
+    """One client's request and the engine requests that SGLang makes of it: one a prompt, one a sample of `n`."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.members: list[str] = []
+        self.aborted = False
+
+
+family: ContextVar[Family | None] = ContextVar("glm_runtime_family", default=None)
 current: ContextVar[Visit | None] = ContextVar("glm_runtime_visit", default=None)
+# Ids of this process's health checks. The scheduler knows them by their prefix, which clients' ids must not have.
+own_rids: set[str] = set()
