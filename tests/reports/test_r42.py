@@ -1,0 +1,98 @@
+"""R42 (vllm#32439, pegainfer#215): who hangs up is decoded no longer, streamed or not, on every HTTP endpoint.
+
+The scheduler's own record tells: a step that began more than a moment after the socket was closed has no row of it, but
+for the two that may be under way. The moment is the server's to notice.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tests.ledger.client import drained
+from tests.ledger.hall import Hall
+from tests.servers import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.hall("narrow")]
+
+MOMENT_S = 0.1
+SAMPLING = {"temperature": 0, "max_new_tokens": 4000, "ignore_eos": True}
+MESSAGES = [{"role": "user", "content": "hello"}]
+CHAT = {"model": "m", "messages": MESSAGES, "max_tokens": 4000, "ignore_eos": True}
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"input_ids": [5, 6, 7], "sampling_params": SAMPLING}),
+    ("/generate", {"input_ids": [5, 6, 7], "sampling_params": SAMPLING, "stream": True}),
+    ("/generate", {"text": ["a", "b"], "sampling_params": SAMPLING | {"max_new_tokens": 1000, "n": 2}}),
+    ("/v1/completions", {"model": "m", "prompt": "a", "max_tokens": 4000, "ignore_eos": True}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"stream": True}),
+]
+
+
+def hang_up(server: Server, path: str, body: dict[str, Any]) -> float:
+    """Ask, wait until it decodes, close the connection; the time of that on the monotonic clock."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    end = time.monotonic() + 60
+    before = server.get("/steps?last=1")["steps"]
+    while True:
+        steps = server.get("/steps?last=1")["steps"]
+        if steps and steps != before and steps[-1]["decode_rows"]:
+            break
+        assert time.monotonic() < end, "it does not decode"
+    time.sleep(0.2)
+    closed = time.monotonic()
+    assert connection.sock is not None
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    return closed
+
+
+def steps_after(server: Server, moment: float) -> list[dict[str, Any]]:
+    """Steps that began after `moment`."""
+    return [step for step in server.get("/steps?last=128")["steps"] if step["at"] > moment]
+
+
+@pytest.mark.parametrize("which", range(len(ASKED)))
+def test_gone_within_two_steps(hall: Hall, which: int) -> None:
+    server = hall.server("narrow")
+    path, body = ASKED[which]
+    closed = hang_up(server, path, body)
+    time.sleep(0.6)
+    late = steps_after(server, closed + MOMENT_S)
+    assert len(late) <= 2, (path, len(late))
+    drained(server)
+
+
+def test_an_abort_before_the_first_token_yields_none(hall: Hall) -> None:
+    """Nine chunks are to be computed; the abort is acknowledged while they are."""
+    server = hall.server("narrow")
+    for chunks, stream in ((1, False), (1, True), (3, False), (8, True), (9, True), (9, False)):
+        server.raw("/flush_cache", {})
+        ids = [(i * 7 + chunks) % 400 + 5 for i in range(1100)]
+        rid = f"r42 {chunks} {stream}"
+        body = {"rid": rid, "input_ids": ids, "stream": stream, "sampling_params": SAMPLING | {"max_new_tokens": 40}}
+        start = server.get("/policy")["knobs"]["step_totals"]["steps"]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+        while server.get("/policy")["knobs"]["step_totals"]["steps"] < start + chunks:
+            pass
+        server.raw("/abort_request", {"rid": rid})
+        text = connection.getresponse().read().decode()
+        lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+        outputs = [json.loads(line) for line in lines]
+        connection.close()
+        ends = [output for output in outputs if output["meta_info"]["finish_reason"]]
+        assert len(ends) == 1
+        tokens = ends[0]["output_ids"]
+        assert ends[0]["meta_info"]["completion_tokens"] == len(tokens)
+        assert ends[0]["meta_info"]["finish_reason"]["type"] in ("abort", "length")
+        if chunks < 9:
+            assert tokens == [], (chunks, stream)
+        assert ends[0]["text"] == "" if not tokens else True
+        drained(server)
