@@ -183,7 +183,7 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
     """
     if request.device == "cpu":
         server_args.dtype = refuse.model_dtype(server_args, config)
-    if server_args.nccl_port is None and (server_args.nnodes or 1) == 1:
+    if server_args.nccl_port is None and (server_args.nnodes or 1) == 1 and (server_args.dp_size or 1) == 1:
         server_args.nccl_port = ports.inner()
     prefill_ranks(server_args, request)
     decode_ranks.fit(server_args, request)
