@@ -124,7 +124,9 @@ class Line:
             return message
         self._seen += len(message.get("body", b""))
         if self._seen > self._most:
-            raise TooLarge(self.too_large(self._seen))
+            # NOTE: FastAPI makes a 400 of what is raised here; the visit keeps what it was.
+            self._visit.refusal = self.too_large(self._seen)
+            raise TooLarge(self._visit.refusal)
         if not message.get("more_body", False):
             self._watch = asyncio.create_task(self._wait())
         return message

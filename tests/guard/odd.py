@@ -113,7 +113,7 @@ odd = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["type", "id", "content", "name", "function", "5", "512", "a"]), inner, max_size=3
+            st.sampled_from(["type", "id", "content", "name", "function", "5", "511", "512", "a"]), inner, max_size=3
         )
     ),
     max_leaves=6,
