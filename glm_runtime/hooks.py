@@ -27,7 +27,7 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | entrypoints.engine.Engine._launch_subprocesses | AFTER  | any | there is no "schedulers are ready" callback          |
 | entrypoints.engine.kill_process_tree           | AROUND | any | Engine.shutdown also kills Python's resource tracker |
 | managers.tokenizer_manager.TokenizerManager    | AROUND | any | requests are not checked (see guard/hook.py for which|
-|   .generate_request and four more              |        |     | methods and why)                                     |
+|   .generate_request and five more              |        |     | methods and why)                                     |
 | entrypoints.api_contract.generate_contract_... | AROUND | any | its errors name no field                             |
 | ...TokenizerManager.sigterm_watchdog           | AROUND | any | its drain has no deadline                            |
 | managers.scheduler.Scheduler.abort_request     | AROUND | any | takes an id for a prefix of ids                      |

@@ -99,6 +99,7 @@ SYMBOLS = (
         "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_messages",
         ("self", "request", "is_multimodal", "output_constrained"),
     ),
+    Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abort_task", ("self", "obj")),
     Symbol("sglang.srt.managers.tokenizer_manager.TokenizerManager.sigterm_watchdog", ("self",)),
     Symbol("sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler", ("self", "signum", "frame")),
     Symbol("sglang.srt.entrypoints.api_contract.generate_contract_error", ("body",)),

@@ -4,6 +4,7 @@
     _init_req_state         the ids of a visit, also those that SGLang makes for `n`
     _validate_one_request   what the token count tells
     abort_request           an abort that overtakes its request waits for it (_mark_state_dispatched)
+    create_abort_task       left out: two seconds after a stream it aborts whoever has the stream's id by then
 
 and around `generate_contract_error`, SGLang's own check of POST /generate, which names no field.
 
@@ -34,6 +35,7 @@ GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_requ
 VALIDATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 STATES = "sglang.srt.managers.tokenizer_manager.TokenizerManager._init_req_state"
 ABORT = "sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request"
+LATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.create_abort_task"
 CONTRACT = "sglang.srt.entrypoints.api_contract.generate_contract_error"
 DISPATCHED = "sglang.srt.managers.tokenizer_manager.TokenizerManager._mark_state_dispatched"
 
@@ -55,6 +57,7 @@ def hooks() -> dict[str, Callable[..., Any]]:
         ABORT: abort,
         DISPATCHED: dispatched,
         CONTRACT: contract,
+        LATE: no_late_abort,
     }
 
 
@@ -276,3 +279,10 @@ def dispatched(original: Callable[..., Any], manager: Any, rid: str) -> Any:
     if state is not None and manager.rid_to_state.get(rid) is state:
         manager.abort_request(rid)
     return result
+
+
+def no_late_abort(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
+    """`create_abort_task`: nothing to do after a stream; `front.py` has aborted what a hang-up left, by its state."""
+    from fastapi import BackgroundTasks
+
+    return BackgroundTasks()

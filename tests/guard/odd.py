@@ -20,7 +20,7 @@ SOUND: dict[str, Json] = {
     "/generate?batch": {"text": ["hello", "you"], "sampling_params": GREEDY | {"n": 2}},
     "/v1/completions": {"model": "m", "prompt": "hello", "max_tokens": 3},
     "/v1/chat/completions": {"model": "m", "messages": MESSAGES, "max_tokens": 3},
-    "/v1/responses": {"input": "hello", "max_output_tokens": 3, "store": False},
+    "/v1/responses": {"model": "m", "input": "hello", "max_output_tokens": 3, "store": False},
     "/v1/messages": {"model": "m", "messages": MESSAGES, "max_tokens": 3},
     "/v1/messages/count_tokens": {"model": "m", "messages": MESSAGES},
     "/api/chat": {"model": "m", "messages": MESSAGES, "options": {"num_predict": 3}},

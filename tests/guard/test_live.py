@@ -13,16 +13,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.guard import odd
 from tests.guard.asking import Neighbour, ask, refused, strict
+from tests.guard.hanging import ASKED, MOMENT_S, hang_up, steps_after
 from tests.servers import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 HEALTH_S = 3
+FLAGS = ("--served-model-name", "m", "--health-timeout-s", str(HEALTH_S), "--guard-max-n", "8")
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("--policy", "sglang", "--health-timeout-s", str(HEALTH_S), "--guard-max-n", "8") as server:
+    with Server("--policy", "sglang", *FLAGS) as server:
         yield server
 
 
@@ -70,7 +72,7 @@ def test_a_prompt_and_its_answer_fit_the_context(server: Server) -> None:
     context = server.get("/v1/models")["data"][0]["max_model_len"]
     body = {"input_ids": [5] * 100, "sampling_params": {"max_new_tokens": context - 99}}
     assert refused(server, "/generate", body)["field"] == "max_new_tokens"
-    assert refused(server, "/generate", {"text": "a" * (context + 100)})["field"] == "text"
+    assert refused(server, "/generate", {"text": "😀" * (context // 2)})["field"] == "text"
     chat = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": context}
     assert refused(server, "/v1/chat/completions", chat)["field"] == "max_new_tokens"
 
@@ -109,8 +111,6 @@ def test_health_is_quick_and_true(server: Server) -> None:
 
 
 def test_hang_ups_and_early_aborts_under_stock_scheduling(server: Server) -> None:
-    from tests.reports.test_r42 import ASKED, MOMENT_S, hang_up, steps_after
-
     for path, body in ASKED:
         closed = hang_up(server, path, body)
         time.sleep(0.6)

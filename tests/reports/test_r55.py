@@ -39,8 +39,10 @@ def running(server: Server, request: dict[str, Any]) -> Iterator[list[Any]]:
 
 def test_twice_at_once_then_again(hall: Hall) -> None:
     server = hall.server("narrow")
-    alone = server.post("/generate", body("r55", 300))["output_ids"]
-    with running(server, body("r55", 300)) as answers:
+    alone = server.post("/generate", body("r55", 800))["output_ids"]
+    # NOTE: what a refused or ended stream leaves behind must not abort the id's owner seconds later.
+    server.raw("/generate", body("r55", 5) | {"stream": True})
+    with running(server, body("r55", 800)) as answers:
         for stream in (False, True):
             error = refused(server, "/generate", body("r55", 5) | {"stream": stream})
             assert (error["field"], error["value"]) == ("rid", "r55")
