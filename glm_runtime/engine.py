@@ -12,7 +12,7 @@ from typing import Any
 
 from glm_runtime import ports
 from glm_runtime.cli import Options
-from glm_runtime.config import ENV, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
+from glm_runtime.config import CRASH_DUMPS, ENV, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
 from glm_runtime.threads import OMP_VARIABLES
 
 # What an engine's start writes into the environment of its own process, taken back when it ends.
@@ -20,6 +20,7 @@ CHANGED = (
     *(ENV, "SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_CPU_OMP_THREADS_BIND", "PYTHONWARNINGS"),
     *OMP_VARIABLES,
     *WHOLE_WEIGHTS,
+    *CRASH_DUMPS,
 )
 
 

@@ -16,7 +16,7 @@ from msgspec import structs
 from attention import flags as attention_flags
 from glm_runtime import decode_ranks, drain, ending, health, ports, quiet, record, refuse
 from glm_runtime.cli import Options
-from glm_runtime.config import PLUGIN, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
+from glm_runtime.config import CRASH_DUMPS, PLUGIN, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
 from glm_runtime.memory import PAGE_SIZE
 from glm_runtime.threads import OMP_VARIABLES, binding, given_threads, threads_per_rank, usable_cores
 from parallel import flags as parallel_flags
@@ -168,6 +168,9 @@ def set_environment(request: RuntimeConfig, ranks: int) -> None:
     quiet.children()
     if request.prefill_ranks > 1:
         os.environ.update(WHOLE_WEIGHTS)
+    # NOTE: a server that has lost a process would wait for a minute for core files of GPUs that are not there.
+    for name in CRASH_DUMPS:
+        os.environ.setdefault(name, "0")
     os.environ["SGLANG_PLATFORM"] = PLUGIN  # another package's platform may find itself usable, too
     for name in OMP_VARIABLES:
         os.environ[name] = str(request.threads)
