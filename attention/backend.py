@@ -27,7 +27,7 @@ from sglang.srt.layers.cp.base import get_cp_strategy
 from sglang.srt.model_executor.forward_context import get_attn_backend
 
 from attention import dense, shard_check
-from attention.batch import AttentionBatch
+from attention.batch import AttentionBatch, Part
 from attention.geometry import Geometry
 from attention.layouts import IndexCache, LatentCache, store_index, store_latent
 from attention.scratch import Scratch
@@ -178,7 +178,19 @@ class GlmCpuBackend(AttentionBackend):
         part = local_batch(held.numpy(), whole.query_start.numpy(), whole.seq_lens.numpy())
         start, ends = (torch.from_numpy(value).to(torch.int32) for value in (part.query_start, part.seq_lens))
         pages = whole.page_table.index_select(0, torch.from_numpy(part.request))
-        return AttentionBatch(start, ends, pages, whole.page_size)
+        of: Part | None = None
+        if self.shards is not None:
+            layout = getattr(forward_batch.attn_cp_metadata, "layout", None)  # of head-tail; others cut every request
+            everywhere = torch.zeros(whole.requests, dtype=torch.bool)
+            if layout is not None:
+                everywhere = torch.from_numpy(layout.replicated)
+            of = Part(whole, torch.from_numpy(part.request), everywhere)
+        return AttentionBatch(start, ends, pages, whole.page_size, of)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether this rank has nothing to attend: no rows, and no keys that another rank's rows need."""
+        return self.rows == 0 and (self.shards is None or self.split is None)
 
     def _all_rows(self, keys: torch.Tensor) -> torch.Tensor:
         """Keys [n, width] of this rank's rows, n at least as many -> those of all rows of the step, in its order."""
@@ -223,7 +235,7 @@ class GlmCpuBackend(AttentionBackend):
         cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
         if save_kv_cache:
             self._store(cache, self._all_rows(k.view(-1, layer.head_dim)))
-        if rows == 0:
+        if self._idle:
             return out
         q = q.view(-1, heads, layer.head_dim)[:rows]
         ids = kwargs["topk_indices"][:rows]
@@ -256,7 +268,7 @@ class GlmCpuBackend(AttentionBackend):
             return torch.zeros_like(q_nope)
         cache = self.token_to_kv_pool.latent_cache(layer_id)
         self._store(cache, self._all_rows(latent))
-        if rows == 0:
+        if self._idle:
             return torch.zeros_like(q_nope)
         attend = self.slots.prefill.attend
         seen = attend(self.batch, q_nope[:rows], q_rope[:rows], cache, ids[:rows], scale, self.scratch)
@@ -320,7 +332,8 @@ class GlmCpuBackend(AttentionBackend):
 def shards_of(runner: ModelRunner) -> Shards | None:
     """How this rank shares the latent cache, and with whom; None where each rank holds all of it.
 
-    Ranks next to each other in the tensor-parallel group share one cache.
+    Ranks next to each other in SGLang's tensor-parallel group share one cache; prefill ranks are such ranks, too, each
+    with all heads.
     """
     from sglang.srt.runtime_context import get_parallel
 
@@ -329,7 +342,8 @@ def shards_of(runner: ModelRunner) -> Shards | None:
     if size == 1:
         return None
     group = sub_group(parallel.tp_group.device_group, size)
-    pool.shards = Shards(size, parallel.tp_rank % size, pool.interleave, group)
+    same_heads = parallel.attn_cp_size > 1
+    pool.shards = Shards(size, parallel.tp_rank % size, pool.interleave, group, same_heads)
     return pool.shards
 
 

@@ -4,6 +4,8 @@
     context      [0 .......... seq_lens[r])            position(i) = seq_lens[r] - (stop - i)
     pages        page_table[r] = [7, 2, 9, ...]        slot(p)     = page_table[r, p // 64] * 64 + p % 64
 
+Where prefill ranks share a step, each has a batch of its own rows, and knows whose part it is (`Part`).
+
 A decode step is R requests of one row each, a prefill is one request of many rows, a mixed batch is both; the
 functions of ``attention`` do not ask which it is.
 """
@@ -27,6 +29,7 @@ class AttentionBatch:
         seq_lens: [R], context length of each request after this pass, new rows included.
         page_table: [R, max_pages], physical page of each 64 positions; entries past the context are not read.
         page_size: tokens a page, 64.
+        of: the step that this is one prefill rank's part of; None: the step itself.
 
     Raises:
         ValueError: naming the field, for a wrong dtype, shape, order or a context that the table does not cover.
@@ -36,6 +39,7 @@ class AttentionBatch:
     seq_lens: Tensor
     page_table: Tensor
     page_size: int = PAGE_SIZE
+    of: Part | None = None
 
     def __post_init__(self) -> None:
         if self.page_size != PAGE_SIZE:
@@ -103,3 +107,18 @@ class AttentionBatch:
     def slots_of(self, request: int, position: Tensor) -> Tensor:
         """Cache slots of a request's positions, int64 of their shape."""
         return self.page_table[request].long()[position // self.page_size] * self.page_size + position % self.page_size
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a prefill rank's batch comes from.
+
+    Args:
+        whole: the step, the same on all ranks.
+        requests: int64 [R], its request that each of the rank's entries belongs to.
+        everywhere: bool [requests of the step], those whose rows every rank runs.
+    """
+
+    whole: AttentionBatch
+    requests: Tensor
+    everywhere: Tensor

@@ -54,7 +54,8 @@ def run(shards: Shards, kind: str, dtype: torch.dtype) -> None:
     """
     _agree(shards)
     trial = _trial(shards, kind, dtype)
-    own = trial.q[:, shards.rank * HEADS : (shards.rank + 1) * HEADS]
+    first = 0 if shards.same_heads else shards.rank * HEADS
+    own = trial.q[:, first : first + HEADS]
     q_nope, q_rope = own[..., :NOPE_DIM], own[..., NOPE_DIM:]
     want = paged.attend(trial.batch, q_nope, q_rope, trial.whole, trial.ids, SCALE, Scratch(1 << 20))
     share = _share(trial, shards)

@@ -58,6 +58,7 @@ class Shards:
     Attributes:
         size, rank: ranks of the group, and this one among them. interleave: tokens of a run.
         group: their process group.
+        same_heads: the ranks have the same query heads (prefill ranks), not each its own (tensor-parallel ones).
         moved: counters.
 
     Raises:
@@ -68,6 +69,7 @@ class Shards:
     rank: int
     interleave: int
     group: dist.ProcessGroup
+    same_heads: bool = False
     moved: Moved = field(default_factory=Moved)
 
     def __post_init__(self) -> None:
@@ -150,7 +152,14 @@ class Shards:
 
         Returns:
             [rows, heads, 512] in q's dtype and float32 [rows, heads], log-sum-exp.
+
+        Raises:
+            ValueError: an id outside its request's context, or rows that the other ranks do not have.
         """
+        if batch.of is not None:
+            raise ValueError(
+                "batch: rows of one prefill rank cannot be merged; --prefill-kv workspace gathers their keys"
+            )
         n, heads = q_nope.shape[:2]
         out = torch.empty((n, heads, NOPE_DIM), dtype=q_nope.dtype)
         lse = torch.empty((n, heads), dtype=torch.float32)
@@ -168,19 +177,23 @@ class Shards:
         self, q_nope: Tensor, q_rope: Tensor, cache: LatentCache, local: Tensor, scale: float, scratch: Scratch
     ) -> tuple[Tensor, Tensor]:
         n, heads = q_nope.shape[:2]
-        own = torch.cat([q_nope, q_rope], dim=-1)
-        q = all_gather_equal(own, self.group).transpose(0, 1).reshape(n, self.size * heads, LATENT_DIM)
-        part = torch.empty((n, self.size * heads, NOPE_DIM), dtype=q.dtype)
-        weight = torch.empty((n, self.size * heads), dtype=torch.float32)
+        asked = heads if self.same_heads else self.size * heads
+        if not self.same_heads:
+            own = torch.cat([q_nope, q_rope], dim=-1)
+            q = all_gather_equal(own, self.group).transpose(0, 1).reshape(n, asked, LATENT_DIM)
+            q_nope, q_rope = q[..., :NOPE_DIM], q[..., NOPE_DIM:]
+            self.moved.query_bytes += query_bytes(self.size, n, heads, q.element_size())
+        part = torch.empty((n, asked, NOPE_DIM), dtype=q_nope.dtype)
+        weight = torch.empty((n, asked), dtype=torch.float32)
         scratch.clear()
-        kernels.active().attend(
-            None, q[..., :NOPE_DIM], q[..., NOPE_DIM:], cache, local.contiguous(), scale, scratch, part, weight
-        )
-        received = all_to_all(pack(part, weight, self.size), self.group)
+        kernels.active().attend(None, q_nope, q_rope, cache, local.contiguous(), scale, scratch, part, weight)
+        if self.same_heads:
+            received = all_gather_equal(pack(part, weight, 1)[0], self.group)
+        else:
+            received = all_to_all(pack(part, weight, self.size), self.group)
         self.moved.merged_rows += n
-        self.moved.query_bytes += query_bytes(self.size, n, heads, q.element_size())
-        self.moved.partial_bytes += partial_bytes(self.size, n, heads, q.element_size())
-        return merge(*unpack(received, q.dtype))
+        self.moved.partial_bytes += partial_bytes(self.size, n, heads, q_nope.element_size())
+        return merge(*unpack(received, q_nope.dtype))
 
     def gather(self, own: Tensor, out: Tensor) -> None:
         """Fill out [W * s, 576], rank-major, with each rank's [s, 576]; a collective call of the group."""

@@ -10,7 +10,8 @@
     R = min(factor * max_model_len, what a step can fill)
 
 Under decode context parallel each rank gathers its own share of the contexts, as many rows as rank 0 has, and the
-shares are laid one after another; ids are mapped to that order, and nothing has to be merged:
+shares are laid one after another; ids are mapped to that order, and nothing has to be merged. Prefill ranks that share
+a step as well have rows of their own, but gather the same contexts:
 
                  workspace  | rank 0: context 0, context 1 | rank 1: context 0, context 1 |     own share: R // W rows
 
@@ -21,7 +22,8 @@ whose context is not above topk (`dense.py`): there is nothing to reuse.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,32 +31,30 @@ import torch
 from torch import Tensor
 
 from attention import kernels
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import PAGE_SIZE, AttentionBatch, Part
 from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
 from attention.scratch import Scratch
-from attention.shards import ShardedCache
+from attention.shards import ShardedCache, Shards
 from attention.topk_remap import Int32s, PagedRows, WorkspaceRows, remap
 from attention.workspace import Group, plan_groups, workspace_factor, workspace_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Query rows [first, stop) that read their pages."""
+    """Query rows `at` that read their pages."""
 
-    first: int
-    stop: int
+    at: slice | Tensor
     batch: AttentionBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Query rows [first, stop) of a group: rows of the cache to gather, rows of the workspace that this makes, and for
-    the remap the group's page table, the first row of each request, its context length, and the request of each row."""
+    """Query rows `at` of a group: rows of the cache to gather, rows of the workspace that this makes, and for the remap
+    the group's page table, the first row of each request, its context length, and the request of each query row."""
 
-    first: int
-    stop: int
+    at: slice | Tensor
     slots: Tensor
     rows: int
     pages: PagedRows
@@ -92,7 +92,7 @@ class Workspace:
         ValueError: a factor below 2.
     """
 
-    READS_SHARDS = True
+    READS_SHARDS = READS_PARTS = True
 
     def __init__(self, geometry: Geometry, max_rows: int | None = None) -> None:
         factor = geometry.knobs.get("sparse_mla_prefill_workspace_factor")
@@ -144,15 +144,15 @@ class Workspace:
         lse = torch.empty((n, heads), dtype=torch.float32)
         ids = topk_ids.contiguous()
         for piece in self._planned(batch).pieces:
-            at = slice(piece.first, piece.stop)
             scratch.clear()
             chosen = kernels.active(q_nope)
             run = chosen.attend
-            if isinstance(piece, Paged) and isinstance(cache, ShardedCache):
-                out[at], lse[at] = cache.attend(piece.batch, q_nope[at], q_rope[at], ids[at], scale, scratch)
-                continue
             if isinstance(piece, Paged):
-                run(piece.batch, q_nope[at], q_rope[at], cache, ids[at], scale, scratch, out[at], lse[at])
+                at = piece.at
+                if isinstance(cache, ShardedCache):
+                    out[at], lse[at] = cache.attend(piece.batch, q_nope[at], q_rope[at], ids[at], scale, scratch)
+                else:
+                    run(piece.batch, q_nope[at], q_rope[at], cache, ids[at], scale, scratch, out[at], lse[at])
                 continue
             gathered = LatentCache(self.buffer[: piece.rows], str(self.dtype).removeprefix("torch."))
             if self.shards is None:
@@ -163,8 +163,14 @@ class Workspace:
                 self.shards.gather(own, gathered.buffer)
             self.counters.gathers += 1
             self.counters.workspace_rows += piece.rows
-            moved = self._moved(piece, ids[at])
-            run(None, q_nope[at], q_rope[at], gathered, moved, scale, scratch, out[at], lse[at])
+            mine = piece.at
+            moved = self._moved(piece, ids[mine])
+            if isinstance(mine, slice):
+                run(None, q_nope[mine], q_rope[mine], gathered, moved, scale, scratch, out[mine], lse[mine])
+            elif mine.numel():
+                seen, weight = out.new_empty((mine.numel(), *out.shape[1:])), lse.new_empty((mine.numel(), heads))
+                run(None, q_nope[mine], q_rope[mine], gathered, moved, scale, scratch, seen, weight)
+                out[mine] = seen
         out[batch.rows :].zero_()
         return out
 
@@ -187,7 +193,8 @@ class Workspace:
         """Workspace rows of request-local ids. Raises ValueError for an id past its request's context."""
         past = ids.numpy().max(axis=1, initial=-1) >= piece.lengths[piece.owner]
         if past.any():
-            raise ValueError(f"topk_ids: row {piece.first + int(past.argmax())} has an id outside its context")
+            rows = piece.at.start + past.argmax() if isinstance(piece.at, slice) else piece.at[int(past.argmax())]
+            raise ValueError(f"topk_ids: row {int(rows)} has an id outside its context")
         placement = None if self.shards is None else self.shards.placement
         moved, _ = remap(ids.numpy(), piece.owner, piece.owner, piece.pages, piece.starts, placement)
         return torch.from_numpy(moved)
@@ -196,11 +203,14 @@ class Workspace:
         """Pieces of the step, made once whatever the number of layers."""
         if self._plan is None or self._plan.batch is not batch:
             self._plan = _Plan(batch)
+            if self.shards is not None and batch.of is not None:
+                self._plan.pieces.extend(self._parted(batch, batch.of, self.shards))
+                return self._plan
             starts = batch.query_start.tolist()
             for paged, first, stop in page_runs(batch, self.topk):
                 a, b = starts[first], starts[stop]
                 if paged:
-                    self._plan.pieces.append(Paged(a, b, batch.part(a, b)))
+                    self._plan.pieces.append(Paged(slice(a, b), batch.part(a, b)))
                     self.counters.paged_rows += b - a
                     continue
                 self.counters.gathered_rows += b - a
@@ -210,6 +220,31 @@ class Workspace:
                 for group in plan_groups(lengths, self.rows, first):
                     self._plan.pieces.append(self._gathered(batch, group))
         return self._plan
+
+    def _parted(self, batch: AttentionBatch, of: Part, shards: Shards) -> Iterator[Paged | Gathered]:
+        """A prefill rank's rows over contexts of which it holds a share. What every rank runs is merged; of the other
+        requests every rank gathers all contexts, in the same groups, also those that it has no rows of."""
+        entry = batch.row_requests()
+        owner = of.requests[entry]
+        merged = torch.nonzero(of.everywhere[owner]).squeeze(1)
+        self.counters.paged_rows += merged.numel()
+        self.counters.gathered_rows += batch.rows - merged.numel()
+        if merged.numel():
+            kept, rows = np.unique(entry[merged].numpy(), return_counts=True)
+            starts = torch.from_numpy(np.append(0, rows.cumsum()).astype(np.int32))
+            yield Paged(merged, AttentionBatch(starts, batch.seq_lens[kept], batch.page_table[kept]))
+        cut = torch.nonzero(~of.everywhere & (of.whole.query_start.diff() > 0)).squeeze(1)
+        if not cut.numel():
+            return
+        # The requests that are cut, as a step of their own; its query rows play no part.
+        step = AttentionBatch(
+            torch.zeros(cut.numel() + 1, dtype=torch.int32), of.whole.seq_lens[cut], of.whole.page_table[cut]
+        )
+        place = torch.full((of.whole.requests,), -1).index_copy_(0, cut, torch.arange(cut.numel()))[owner].numpy()
+        for group in plan_groups([shards.rounds(length) for length in step.seq_lens.tolist()], self.rows):
+            mine = np.flatnonzero((place >= group.request_start) & (place < group.request_stop))
+            request = (place[mine] - group.request_start).astype(np.int32)
+            yield replace(self._gathered(step, group), at=torch.from_numpy(mine), owner=request)
 
     def _gathered(self, batch: AttentionBatch, group: Group) -> Gathered:
         """What to gather for a group, and how its ids are mapped."""
@@ -224,8 +259,7 @@ class Workspace:
             slots = torch.cat([self.shards.context_rows(batch, r) for r in requests])
             pages, places = self.shards.pages(table), WorkspaceRows(at // self.shards.size, slots.shape[0])
         return Gathered(
-            starts[group.request_start],
-            starts[group.request_stop],
+            slice(starts[group.request_start], starts[group.request_stop]),
             slots,
             group.rows,
             pages,

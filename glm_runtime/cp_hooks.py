@@ -50,6 +50,7 @@ def strategy_of(request: RuntimeConfig) -> Callable[..., Any]:
             if ranks < 2:
                 return None
             made.append(load(request)(ranks))
+            made[0].dcp_size = request.sharding()[0]
         return made[0]
 
     return get_cp_strategy

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from glm_runtime.config import ConfigError, RuntimeConfig
+from policies.base import FLAGS
 
 DCP = "--decode-context-parallel-size"
 PCP = "--prefill-context-parallel-size"
@@ -24,30 +25,59 @@ def check(server_args: Any, request: RuntimeConfig) -> None:
     Args:
         server_args: what the operator said, before SGLang has resolved it.
     """
-    ranks, run = request.sharding()
-    if ranks == 1:
-        return
-    said = f"{DCP} {ranks}"
-    prefill = request.knobs["prefill_context_parallel_size"]
-    if prefill > 1:
-        raise ConfigError(f"{said} with {PCP} {prefill} is not supported yet; set one of them to 1")
     if request.device != "cpu":
-        own = server_args.dcp_size
-        if own not in (None, 1, ranks):
-            raise ConfigError(f"{said} and --dcp-size {own} differ; drop --dcp-size")
-        if run > 1:
-            raise ConfigError(
-                f"{RUN} {run} with {said} works on CPU only so far: on a GPU SGLang deals single tokens; "
-                f"drop {RUN}, or add --device cpu"
-            )
+        _check_accelerator(server_args, request)
+    elif request.sharding()[0] > 1:
+        _check_cpu(server_args, request)
+
+
+def _check_accelerator(server_args: Any, request: RuntimeConfig) -> None:
+    (ranks, run), own = request.sharding(), server_args.dcp_size or 1
+    said, prefill = f"{DCP} {max(ranks, own)}", request.knobs["prefill_context_parallel_size"]
+    if ranks > 1 and own not in (1, ranks):
+        raise ConfigError(f"{DCP} {ranks} and --dcp-size {own} differ; drop --dcp-size")
+    if max(ranks, own) == 1:
         return
+    if prefill > 1:
+        raise ConfigError(
+            f"{said} with {PCP} {prefill} works on CPU only so far: SGLang refuses the pair on a GPU "
+            "(--dcp-size with --enable-prefill-cp); set one of them to 1, or add --device cpu"
+        )
+    if run > 1:
+        raise ConfigError(
+            f"{RUN} {run} with {said} works on CPU only so far: on a GPU SGLang deals single tokens; "
+            f"drop {RUN}, or add --device cpu"
+        )
+    for slot, stock in (("indexer", "ragged"), ("prefill_kv", "paged")):
+        flag, name = FLAGS[slot], request.slots[slot]
+        if name != stock:
+            raise ConfigError(
+                f"{said} with {flag} {name} works on CPU only so far: on a GPU the shares are read by SGLang's own "
+                f"attention; add {flag} {stock}, or --device cpu"
+            )
+    if request.slots["scheduler"] == "ledger":
+        raise ConfigError(
+            f"{said} with --scheduler ledger works on CPU only so far: on a GPU SGLang's pages are wider than "
+            "its books, by which the ledger counts; add --scheduler sglang, or --device cpu"
+        )
+
+
+def _check_cpu(server_args: Any, request: RuntimeConfig) -> None:
+    ranks, run = request.sharding()
+    said, prefill = f"{DCP} {ranks}", request.knobs["prefill_context_parallel_size"]
     from policies.registry import resolve
 
     slot = resolve(request.policy, request.slots).impl("prefill_kv")
-    if not getattr(slot.load(), "READS_SHARDS", False):
+    loaded = slot.load()
+    if not getattr(loaded, "READS_SHARDS", False):
         raise ConfigError(
             f"--prefill-kv {slot.name} reads a whole cache, {said} leaves a share on each rank; use --prefill-kv paged "
             f"or workspace, or drop {DCP}"
+        )
+    if prefill > 1 and not getattr(loaded, "READS_PARTS", False):
+        raise ConfigError(
+            f"--prefill-kv {slot.name} merges rows that all ranks have, but {PCP} {prefill} deals them out; "
+            f"with {said} use --prefill-kv workspace, or set one of {PCP} and {DCP} to 1"
         )
     page = request.page_tokens()
     pages = f"whole pages of {page} tokens ({said}, {RUN} {run})"

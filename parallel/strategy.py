@@ -8,7 +8,8 @@
 
 SGLang asks `materialize_full_...` for whole keys before attention. Here they return what they get: the attention
 backend gathers where it writes its cache, so that nothing is gathered twice. Beside prefills, head-tail deals out the
-requests of one row one by one; SGLang's own splits cut them like any other row.
+requests of one row one by one; SGLang's own splits cut them like any other row. Where the ranks share a cache
+(`dcp_size`), head-tail leaves those requests, and prefills of fewer than 2P segments, whole on every rank.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class HeadTailSplit(ContextParallelStrategy):
     """vLLM's split: rank r of P owns segments r and 2P-1-r of each request's new rows (`head_tail.py`)."""
 
     name = "head-tail"
+    dcp_size = 1  # ranks that share a cache: above 1 decode rows and short prefills are run by every rank
     kind = ContextParallelStrategyKind.NONE  # neither is_zigzag() nor is_interleave() may answer yes
 
     def can_apply(self, num_tokens: int, forward_batch: Any) -> bool:
@@ -121,7 +123,7 @@ class HeadTailSplit(ContextParallelStrategy):
         """Layout of `extend_seqs_len` new rows at the end of `seqs_len` keys, both [R]."""
         new = np.array(extend_seqs_len if extend_seqs_len is not None else seqs_len or [num_tokens], dtype=np.int64)
         ends = new if seqs_len is None else np.array(seqs_len, dtype=np.int64)
-        layout = head_tail(new, ends - new, ~one_row(new), self.cp_size)
+        layout = head_tail(new, ends - new, ~one_row(new), self.cp_size, self.dcp_size)
         return HeadTailMetadata(
             total_seq_lens=int(new.sum()),
             bs=len(new),

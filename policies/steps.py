@@ -80,15 +80,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How prefills are shared among ranks: name of the split and number of ranks."""
+    """How prefills are shared among ranks: name of the split, number of ranks, and of those that share a cache."""
 
     split: str
     ranks: int
+    dcp: int = 1
 
     @classmethod
     def of(cls, request: Any) -> Sharing:
         """From the request of a launch (`slots` and `knobs`)."""
-        return cls(request.slots["context_parallel"], int(request.knobs.get("prefill_context_parallel_size", 1)))
+        sizes = (request.knobs.get(f"{what}_context_parallel_size", 1) for what in ("prefill", "decode"))
+        return cls(request.slots["context_parallel"], *(int(size) for size in sizes))
 
     def note(self, step: Step, query_lens: Sequence[int], prefix_lens: Sequence[int]) -> None:
         """Fill in what each rank gets of `query_lens` new rows after `prefix_lens` cached keys (`parallel.balance`)."""
@@ -97,7 +99,7 @@ class Sharing:
         if step.mode == "decode":
             shares: Shares | None = whole_shares(query_lens, prefix_lens, self.ranks)
         else:
-            shares = step_shares(self.split, query_lens, prefix_lens, self.ranks)
+            shares = step_shares(self.split, query_lens, prefix_lens, self.ranks, dcp_size=self.dcp)
         if shares is not None:
             step.rank_rows, step.rank_visits, step.rank_imbalance = shares.rows, shares.visits, shares.imbalance
 

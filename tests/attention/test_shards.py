@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from attention import paged, shard_check
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import PAGE_SIZE, AttentionBatch, Part
 from attention.geometry import Geometry
 from attention.indexer import ragged
 from attention.layouts import LatentCache
@@ -20,6 +21,8 @@ from attention.workspace_slot import Workspace
 from parallel.collectives import sub_group
 from parallel.dcp import local_index, owner, page_tokens
 from parallel.dcp_merge import context_bytes, partial_bytes, query_bytes
+from parallel.head_tail import head_tail
+from parallel.local import local_batch
 from tests.attention import ranks
 from tests.attention.cases import Case, make
 
@@ -119,7 +122,7 @@ def _all(rank: int, size: int, runs: tuple[int, ...]) -> Found:
     return found
 
 
-@pytest.fixture(scope="module", params=[(2, (1, 4, 64)), (3, (1, 4))], ids=["2 ranks", "3 ranks"])
+@pytest.fixture(scope="module", params=[(2, (1, 4, 64)), (3, (4,))], ids=["2 ranks", "3 ranks"])
 def found(request: pytest.FixtureRequest) -> tuple[int, list[Found]]:
     """(ranks, what each of them found)."""
     size, runs = request.param
@@ -174,10 +177,69 @@ def _cut(rank: int, size: int) -> tuple[bool, int]:
     return same, shards.rows_at_once(8, 2)
 
 
-def test_rows_are_exchanged_in_cuts_without_a_trace_and_ids_checked() -> None:
-    for same, rows in ranks.run(2, _cut):
+def _each_once(rank: int, size: int) -> dict[str, Any]:
+    """What is tried with one kind of cache only, in one start of the ranks."""
+    return {"cut": _cut(rank, size), "prefill": _prefill_ranks(rank, size), "check": _check(rank, size)}
+
+
+@pytest.fixture(scope="module")
+def once() -> list[dict[str, Any]]:
+    """What each of two ranks found."""
+    return ranks.run(2, _each_once)
+
+
+def test_rows_are_exchanged_in_cuts_without_a_trace_and_ids_checked(once: list[dict[str, Any]]) -> None:
+    for same, rows in (found["cut"] for found in once):
         assert same
         assert rows == (16 << 20) // (2 * 8 * 576 * 2)
+
+
+def _prefill_ranks(rank: int, size: int) -> dict[str, Any]:
+    """Ranks with the same heads: decodes that all of them run, and a step whose rows they have dealt out."""
+    requests = [(10, 200), (1, 77), (4, 4), (3, 300), (1, 7)]
+    _, whole, share, _, ids = made(rank, size, 4, dist.group.WORLD, requests, KINDS[0])
+    shards = Shards(size, rank, 4, dist.group.WORLD, same_heads=True)  # type: ignore[arg-type]
+    share = replace(share, shards=shards)
+    q = whole.q_nope, whole.q_rope
+    want = paged.attend(whole.batch, *q, whole.latent, ids, SCALE, Scratch(1 << 20))
+    merged = paged.attend(whole.batch, *q, share, ids, SCALE, Scratch(1 << 20))
+    moved = (shards.moved.query_bytes, shards.moved.partial_bytes)
+    geometry = Geometry(400, 8, whole.latent.slots, TOPK, 4, 128, torch.float32, "float32", "float32", shards=shards)
+    slot = Workspace(geometry, max_rows=448)
+    slot.buffer.fill_(float("nan"))
+    query_lens, ends = np.array([n for n, _ in requests]), np.array([length for _, length in requests])
+    layout = head_tail(query_lens, ends - query_lens, query_lens > 1, size, size)
+    nowhere = np.zeros(len(requests), dtype=np.bool_)
+    steps = [(list(range(rank, whole.batch.rows, size)), nowhere)]
+    steps += [(list(range(whole.batch.rows if rank else 0)), nowhere), (layout.rows(rank).tolist(), layout.replicated)]
+    bits, rows, near = [], [], 0.0
+    for held, everywhere in steps:
+        part = local_batch(held, whole.batch.query_start.tolist(), whole.batch.seq_lens.tolist())
+        start, seen = (torch.from_numpy(value).to(torch.int32) for value in (part.query_start, part.seq_lens))
+        of = Part(whole.batch, torch.from_numpy(part.request), torch.from_numpy(everywhere))
+        local = AttentionBatch(start, seen, whole.batch.page_table[of.requests], of=of)
+        mine = torch.tensor(held, dtype=torch.int64)
+        cut = ~of.everywhere[whole.batch.row_requests()[mine]]
+        got = slot.attend(local, q[0][mine], q[1][mine], share, ids[mine], SCALE, Scratch(1 << 20))
+        bits.append(torch.equal(got[cut], want[mine][cut]))
+        near = max(near, float((got - want[mine]).abs().max()) if held else 0.0)
+        rows.append(slot.counters.workspace_rows)
+    with pytest.raises(ValueError, match="rows of one prefill rank cannot be merged"):
+        paged.attend(local, q[0][mine], q[1][mine], share, ids[mine], SCALE, Scratch(1 << 20))
+    apart = float((merged - want).abs().max())
+    heads, of_all = q[0].shape[1], whole.batch.rows
+    return {"apart": max(apart, near), "moved": moved, "bits": bits, "rows": rows, "heads": heads, "of": of_all}
+
+
+def test_prefill_ranks_merge_what_all_run_and_gather_for_what_each_has(once: list[dict[str, Any]]) -> None:
+    """The bits of one cache, in as many gathers on a rank without rows as on the others."""
+    for found in (rank["prefill"] for rank in once):
+        assert found["apart"] < 1e-5
+        assert found["moved"] == (0, partial_bytes(2, found["of"], found["heads"], 4))
+        assert found["bits"] == [True, True, True]
+        # Contexts of 200, 77, 4, 300 and 7 tokens in rounds of 8, once a step. In the last step every rank runs the two
+        # decodes, and the prefill of 3 rows, which has no four segments.
+        assert found["rows"] == [600, 1200, 1200 + 208]
 
 
 class Misplaced(Shards):
@@ -209,8 +271,8 @@ def _check(rank: int, size: int) -> dict[str, str]:
     }
 
 
-def test_the_check_passes_where_all_is_well_and_else_fails_loudly() -> None:
-    for said in ranks.run(2, _check):
+def test_the_check_passes_where_all_is_well_and_else_fails_loudly(once: list[dict[str, Any]]) -> None:
+    for said in (found["check"] for found in once):
         assert [said[kind[0]] for kind in KINDS] == ["", "", ""]
         assert said["place"].startswith("decode context parallel: ") and "in a context of" in said["place"]
         for fault in ("interleave", "rank"):

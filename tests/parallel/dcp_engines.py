@@ -5,6 +5,7 @@
 | one       |   1   |    -    | stock    | paged      | float32 |
 | paged     |   2   |    1    | stock    | paged      | float32 |
 | workspace |   2   |   64    | ledger   | workspace  | float32 |
+| both      |   2   |    1    | ledger   | workspace  | float32 |  prefill ranks that share rows (head-tail) and cache
 | fp8 one   |   1   |    -    | stock    | paged      | fp8     |
 | fp8       |   2   |    4    | stock    | workspace  | fp8     |
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ ENGINES: dict[str, dict[str, Any]] = {
     | SHARED
     | LEDGER
     | {"cp_kv_cache_interleave_size": 64},
+    "both": {n: v for n, v in COMMON.items() if "chunk" not in n}
+    | {"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}
+    | LEDGER,
     "fp8 one": COMMON | {"kv_cache_dtype": "fp8_e4m3"},
     "fp8": COMMON
     | SHARED
@@ -42,7 +45,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 PAGES = (100, 205, 500)  # asked one by one, then the pools are looked at
 SHORT = tuple(range(1, 41))
 LONG = (100, 500, 1500)
-SWEEP = tuple(range(8, 401, 7))
+SWEEP = (*range(8, 400, 11), 118, 205, 400)
 SCORED = (100, 300, 500)
 NEW = 8
 
@@ -70,25 +73,18 @@ def tail(length: int) -> list[int]:
 @functools.cache
 def answers(name: str) -> Answers:
     """Everything that the tests want to know of an engine."""
-    found, begun = Answers(), time.monotonic()
+    found = Answers()
     with tempfile.TemporaryDirectory(prefix="kv-pools-") as folder, Probed(Path(folder), **ENGINES[name]) as engine:
-        print(name, "starts", time.monotonic() - begun)
         found.pages = [engine.alone(Ask(prompt(n, "pages"), 4)) for n in PAGES]
         found.pools = engine.pools()
-        print(name, "pages", time.monotonic() - begun)
         if name.startswith("fp8"):
             found.scored = [engine.alone(Ask(prompt(n, "score"), NEW, start=0)) for n in SCORED]
         else:
             found.short = engine.together([Ask(prompt(n), NEW) for n in SHORT])
-            print(name, "short", time.monotonic() - begun)
             found.long = engine.fresh().together([Ask(prompt(n), 16) for n in LONG])
-            print(name, "long", time.monotonic() - begun)
             found.again = engine.together([Ask(prompt(n), 16) for n in LONG] + [Ask(tail(n), 16) for n in (500, 1500)])
-            print(name, "again", time.monotonic() - begun)
             late = [Ask(prompt(n, "late"), NEW, after=(0, 6)) for n in (700, 450)]
             found.crowd = engine.fresh().together([Ask(ids, 32) for ids in crowd()] + late)
-            print(name, "crowd", time.monotonic() - begun)
             found.sweep = engine.fresh().together([Ask(prompt(n, "sweep"), NEW) for n in SWEEP])
-        print(name, "all", time.monotonic() - begun)
         found.report = engine.report()["knobs"]
     return found

@@ -21,7 +21,6 @@ from tests.equality.serving import Serving
 
 FOLDER = "GLM_TEST_KV_FOLDER"
 WRITTEN_LIMIT_S = 60.0
-ENTRY = "[sglang.srt.plugins]\nkv_probe = tests.parallel.probe:register\n"
 
 
 def register() -> None:
@@ -66,19 +65,25 @@ class Probed(Serving):
             path.unlink()
         self.fresh()
         end = time.monotonic() + WRITTEN_LIMIT_S  # the first rank answers for all
-        while len(paths := sorted(self.folder.glob("*.pt"))) < self.flags.get("tp_size", 1):
+        ranks = self.flags.get("tp_size", 1) * self.flags.get("prefill_context_parallel_size", 1)
+        while len(paths := sorted(self.folder.glob("*.pt"))) < ranks:
             assert time.monotonic() < end, f"{len(paths)} ranks have written their pools"
             time.sleep(0.05)
         return [torch.load(path) for path in paths]
 
 
-if __name__ == "__main__":
+def serve_with(entry: str) -> None:
+    """Be the worker process of an engine that has one plugin more, `module:function`."""
     from tests.equality import worker
 
-    with tempfile.TemporaryDirectory(prefix="kv-probe-") as place:
-        about = Path(place) / "kv_probe-1.0.dist-info"
+    with tempfile.TemporaryDirectory(prefix="test-plugin-") as place:
+        about = Path(place) / "test_plugin-1.0.dist-info"
         about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: kv-probe\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text(ENTRY)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: test-plugin\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ntest_plugin = {entry}\n")
         sys.path.insert(0, place)
         worker.main()
+
+
+if __name__ == "__main__":
+    serve_with("tests.parallel.probe:register")

@@ -15,8 +15,8 @@ from policies.registry import resolve
 CONFIG = {"num_hidden_layers": 78, "indexer_types": ["full"] * 21 + ["shared"] * 57}
 
 
-def request(dcp: int, run: int = 1, pcp: int = 1, device: str = "cpu", prefill_kv: str = "paged") -> RuntimeConfig:
-    policy = resolve("sglang", {"prefill_kv": prefill_kv})
+def request(dcp: int, run: int = 1, pcp: int = 1, device: str = "cpu", **slots: str) -> RuntimeConfig:
+    policy = resolve("sglang", slots)
     knobs = dict(ParallelFlags(pcp, dcp, run if run > 1 else None).knobs())
     return RuntimeConfig(policy="sglang", slots=dict(policy.slots), device=device, knobs=knobs)
 
@@ -35,6 +35,11 @@ def given(**changes: Any) -> Any:
         ),
         (given(chunked_prefill_size=128), request(4, 64), "--chunked-prefill-size 128: .* 256 tokens .* a multiple"),
         (given(dcp_size=4), request(2, device="accelerator"), "--decode-context-parallel-size 2 and --dcp-size 4"),
+        (given(), request(2, pcp=2, device="accelerator"), "--prefill-context-parallel-size 2 .* GPU .* to 1"),
+        (given(), request(2, device="accelerator", scheduler="ledger"), "-size 2 with --scheduler ledger .* sglang"),
+        (given(), request(2, device="accelerator", indexer="qchunk"), "--indexer qchunk .* add --indexer ragged"),
+        (given(dcp_size=2), request(1, device="accelerator", scheduler="ledger"), "-size 2 with --scheduler ledger"),
+        (given(), request(2, pcp=2), "--prefill-kv paged .*--prefill-context-parallel-size 2 .*--prefill-kv workspace"),
         (given(), request(2, 8, device="accelerator"), "--cp-kv-cache-interleave-size 8 .* CPU only .* --device cpu"),
     ],
 )
