@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from glm_runtime.client.results import ClientError, Lost, TooLate
@@ -180,7 +181,8 @@ class Wire:
             return
         if now - self._said >= self.heartbeat:
             self._said = now
-            self._send(ENCODERS["json"]({"type": "ping", "id": OURS + "ping"}))
+            with suppress(Lost):  # nothing goes out now; `lost_after` decides when that is the end
+                self._send(ENCODERS["json"]({"type": "ping", "id": OURS + "ping"}))
         for pending in list(self.pending.values()):
             if pending.timeout is not None and now - pending.since >= pending.timeout:
                 late = TooLate(f"no progress for {now - pending.since:.1f} s")

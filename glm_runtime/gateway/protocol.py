@@ -191,13 +191,24 @@ def read(frame: bytes, encoding: Encoding) -> Request:
     except msgspec.ValidationError as problem:
         found = _PATH.match(str(problem))
         text, path = (found.group(1), found.group(2)) if found else (str(problem), None)
-        raise Bad("bad_request", shown(text, 200), path or None, id=own) from None
+        bound = text.removeprefix("Expected ").partition(", got")[0]
+        raise Bad("bad_request", shown(text, 200), path or None, _at(value, path or ""), bound, own) from None
     except RecursionError:
         raise Bad("malformed", "frame 2 is nested too deeply", id=own) from None
     except Bad as problem:
         problem.id = own
         raise
     return request
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands in a message at msgspec's `path` (a.b[2].c); None where nothing does."""
+    for name, place in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        try:
+            value = value[int(place)] if place else value[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _check(request: Request) -> None:

@@ -67,6 +67,10 @@ def test_a_bad_field_is_named_and_ends_the_request(fields: dict[str, Any], field
     assert (bad.code, bad.field, bad.id) == ("bad_request", field, "r")
     message = bad.message()
     assert is_terminal(message) and message["field"] == field
+    if field == "priority":
+        assert (message["value"], message["bound"]) == ("1", "`int | null`")
+    if field == "input_ids[0]" and fields["input_ids"] == [1.5]:
+        assert (message["value"], message["bound"]) == (1.5, "`int`")
 
 
 @pytest.mark.parametrize("id", [None, 5, "", "x" * 129, ["r"]])
