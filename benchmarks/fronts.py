@@ -6,8 +6,9 @@ requests/s       short streamed requests, `concurrency` at a time, from a client
                  many kept-alive connections; ZMQ: AsyncClient on one, and on as many as HTTP has.
 front CPU        processor time of the server's main process (both fronts and SGLang's TokenizerManager live there) per
                  output token; scheduler and detokenizer are processes of their own and do the same for both.
-gap              seconds between two tokens of a single stream, median and 99th percentile, at the client, and what
-                 the front adds to the engine's own step (GET /steps of the same stream).
+latency          one request at a time: seconds to the answer of one token, and between the tokens of a stream of 64,
+                 median and 99th percentile at the client. The engine's share is the same for both, the difference is
+                 the fronts'.
 
 The model is the embedded tiny one, cut to `--layers` layers: the fewer, the more the front decides.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import subprocess
 import sys
@@ -42,6 +42,7 @@ class Load:
         self.given = given
         self.sampling = {"max_new_tokens": given.tokens, "temperature": 0, "ignore_eos": True}
         self.gaps: list[float] = []
+        self.whole: list[float] = []
         self.tokens = 0
 
     def prompt(self, number: int) -> list[int]:
@@ -52,7 +53,7 @@ class Load:
         """All requests, `concurrency` at a time."""
         async with self.front() as ask:
             await self.workers(ask, self.given.concurrency, 0)  # connections are there before the clock starts
-            self.gaps, self.tokens = [], 0
+            self.gaps, self.whole, self.tokens = [], [], 0
             begin = time.perf_counter()
             cpu = time.process_time()
             await self.workers(ask, self.given.requests, 1)
@@ -63,6 +64,7 @@ class Load:
                 "client_cpu_s": time.process_time() - cpu,
                 "gap_p50": median(self.gaps),
                 "gap_p99": quantile(self.gaps, 0.99),
+                "whole_p50": median(self.whole),
             }
 
     async def workers(self, ask: Any, requests: int, round_: int) -> None:
@@ -71,7 +73,9 @@ class Load:
 
         async def worker(place: int) -> None:
             for number in numbers:
+                begin = time.perf_counter()
                 await ask(place, self.prompt(number))
+                self.whole.append(time.perf_counter() - begin)
 
         await asyncio.gather(*(worker(place) for place in range(self.given.concurrency)))
 
@@ -194,8 +198,9 @@ def main() -> int:
         rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
         cpus: dict[str, list[float]] = {arm: [] for arm in ARMS}
         clients: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        gaps: dict[str, list[float]] = {arm: [] for arm in ARMS[:2]}
-        added: dict[str, list[float]] = {arm: [] for arm in ARMS[:2]}
+        latencies: dict[str, dict[str, list[float]]] = {
+            arm: {"one token": [], "gap p50": [], "gap p99": []} for arm in ARMS[:2]
+        }
         for arm in ARMS:  # warm
             load(arm, urls, options.concurrency, options.tokens, options.concurrency)
         for round_ in range(rounds):
@@ -208,17 +213,17 @@ def main() -> int:
                 rates[arm].append(requests / figures["seconds"])
                 clients[arm].append(figures["client_cpu_s"] / figures["tokens"])
             for arm in ARMS[:2] if round_ % 2 == 0 else reversed(ARMS[:2]):
+                latencies[arm]["one token"].append(load(arm, urls, 50, 1, 1)["whole_p50"])
                 figures = load(arm, urls, 4, 64, 1)
-                begun = [step["at"] for step in server.get("/steps?last=60")["steps"]]
-                gaps[arm].append(figures["gap_p50"])
-                added[arm].append(figures["gap_p50"] - median([b - a for a, b in itertools.pairwise(begun)]))
+                latencies[arm]["gap p50"].append(figures["gap_p50"])
+                latencies[arm]["gap p99"].append(figures["gap_p99"])
     for arm in ARMS:
         report.figure(f"{arm} requests/s", median(rates[arm]))
         report.figure(f"{arm} front CPU a token, us", median(cpus[arm]) * 1e6)
         report.figure(f"{arm} client CPU a token, us", median(clients[arm]) * 1e6)
-    for arm in ARMS[:2]:
-        report.figure(f"{arm} gap between tokens, one stream, us", median(gaps[arm]) * 1e6)
-        report.figure(f"{arm} added to the engine's step, us", median(added[arm]) * 1e6)
+    for name in latencies["http"]:
+        for arm in ARMS[:2]:
+            report.figure(f"{arm} latency, {name}, us", median(latencies[arm][name]) * 1e6)
     rate = median([z / h for z, h in zip(rates["zmq"], rates["http"], strict=True)])
     cpu = median([z / h for z, h in zip(cpus["zmq"], cpus["http"], strict=True)])
     report.ask(Ask("requests/s, ZMQ over HTTP streaming", rate, ASK_RATE, ">=", "x"))
