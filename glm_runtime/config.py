@@ -21,9 +21,9 @@ from parallel.dcp import page_tokens
 
 ENV = "GLM_RUNTIME_CONFIG"
 PLUGIN = "glm_runtime"  # our entry-point name in both of SGLang's plugin groups
-# SGLang's own switches for shared experts and an embedding that each rank holds whole (`cp_hooks.py` says why).
 # SGLang's dumps of a server that is about to end; on CPU they are off unless the operator says otherwise.
 CRASH_DUMPS = ("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "SGLANG_PYSPY_DUMP_BEFORE_CRASH")
+# SGLang's own switches for shared experts and an embedding that each rank holds whole (`cp_hooks.py` says why).
 WHOLE_WEIGHTS = {"SGLANG_SHARED_EXPERT_TP1": "1", "SGLANG_ENABLE_EMBED_REPLICATION": "1"}
 
 
