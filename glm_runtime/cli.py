@@ -21,6 +21,8 @@ from parallel import flags as parallel_flags
 from parallel.flags import ParallelFlags
 from policies.ledger import flags as ledger_flags
 from policies.ledger.flags import LedgerFlags
+from policies.switch import flags as switch_flags
+from policies.switch.flags import SwitchFlags
 
 PROG = "python -m glm_runtime.launch_server"
 DESCRIPTION = (
@@ -51,6 +53,7 @@ class Options:
     parallel: ParallelFlags = field(default_factory=ParallelFlags)
     guard: GuardFlags = field(default_factory=GuardFlags)
     gateway: GatewayFlags = field(default_factory=GatewayFlags)
+    switch: SwitchFlags = field(default_factory=SwitchFlags)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -63,16 +66,19 @@ class Options:
             attention = attention_flags.from_values(values)
             parallel = parallel_flags.from_values(values)
             guard = guard_flags.from_values(values)
+            switch = switch_flags.from_values(values)
         except _FLAG_ERRORS as error:
             raise ConfigError(error) from None
         own = {name: values[name] for name in cls.__dataclass_fields__ if name in values and name not in _GROUPS}
         gateway = gateway_flags.from_values(values)
-        return cls(**own, ledger=ledger, attention=attention, parallel=parallel, guard=guard, gateway=gateway)
+        return cls(
+            **own, ledger=ledger, attention=attention, parallel=parallel, guard=guard, gateway=gateway, switch=switch
+        )
 
     @classmethod
     def names(cls) -> set[str]:
         """Every name that `of` reads."""
-        groups = (LedgerFlags, AttentionFlags, ParallelFlags, GuardFlags, GatewayFlags)
+        groups = (LedgerFlags, AttentionFlags, ParallelFlags, GuardFlags, GatewayFlags, SwitchFlags)
         grouped = {name for group in groups for name in group.__dataclass_fields__}
         return (set(cls.__dataclass_fields__) | grouped) - _GROUPS
 
@@ -86,7 +92,14 @@ class Options:
         }
 
 
-_GROUPS = {"ledger", "attention", "parallel", "guard", "gateway"}  # fields of Options that hold a group's flags
+_GROUPS = {
+    "ledger",
+    "attention",
+    "parallel",
+    "guard",
+    "gateway",
+    "switch",
+}  # fields of Options that hold a group's flags
 _FLAG_ERRORS = (ledger_flags.FlagError, attention_flags.FlagError, parallel_flags.FlagError, guard_flags.FlagError)
 
 
@@ -159,6 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parallel_flags.add_arguments(parser)
     guard_flags.add_arguments(parser)
     gateway_flags.add_arguments(parser)
+    switch_flags.add_arguments(parser)
 
 
 def once(argv: Sequence[str]) -> None:

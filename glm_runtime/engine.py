@@ -28,9 +28,10 @@ def Engine(**arguments: Any) -> Any:
     """Start an engine under a policy; returns an instance of `sglang.Engine`.
 
     Args:
-        arguments: `policy`, `scheduler`, `indexer`, `prefill_kv`, `cp_split`, `indexer_scratch_mb`, `cpu_threads` and
-            `cpu_weight_packing` are ours (see `python -m glm_runtime.launch_server --help`); everything else is
-            `sglang.ServerArgs`. Without `model_path` the embedded tiny model is served.
+        arguments: `policy`, `scheduler`, `indexer`, `prefill_kv`, `cp_split`, `indexer_scratch_mb`, `cpu_threads`,
+            `cpu_weight_packing`, `allow_policy_switch` and `ab_alternate` are ours (see
+            `python -m glm_runtime.launch_server --help`); everything else is `sglang.ServerArgs`. Without
+            `model_path` the embedded tiny model is served.
 
     Raises:
         ConfigError, policies.base.PolicyError: what was asked for cannot be honoured; one line naming it.
@@ -82,7 +83,8 @@ def _restore(before: dict[str, str]) -> None:
 
 
 def _start(request: RuntimeConfig, options: Options, arguments: dict[str, Any], before: dict[str, str]) -> Any:
-    from glm_runtime import ending, model_files, prepare, refuse
+    from glm_runtime import ending, live_switch, model_files, prepare, refuse
+    from policies.switch.state import DEADLINE_S
 
     prepare.load_plugins()
     from sglang.srt.platforms import current_platform
@@ -101,6 +103,12 @@ def _start(request: RuntimeConfig, options: Options, arguments: dict[str, Any], 
         def shutdown(self) -> None:
             super().shutdown()
             _restore(before)
+
+        def switch_scheduler(self, scheduler: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+            """Change the scheduler, as POST /policy does; returns when it is done. Raises live_switch.Refused."""
+            order = live_switch.order_of({"scheduler": scheduler, "deadline_s": deadline_s})
+            answer: dict[str, Any] = self.loop.run_until_complete(live_switch.change(self.tokenizer_manager, order))
+            return answer
 
     arguments.setdefault("log_level", "error")
     try:

@@ -80,7 +80,8 @@ def register(request: RuntimeConfig) -> None:
             cp_hooks.register(request)
     elif request.slots["indexer"] == "qchunk":
         HookRegistry.register(TOPK_RAGGED, topk_ragged, HookType.AROUND)
-    if request.slots["scheduler"] != "ledger":  # which keeps its own record
+    own_record = request.slots["scheduler"] == "ledger" or request.knobs.get("allow_policy_switch")
+    if not own_record:
         run_batch, process = stock_steps.hooks(request.knobs.get("step_log"), Sharing.of(request))
         HookRegistry.register(RUN_BATCH, run_batch, HookType.AROUND)
         HookRegistry.register(RESULT, process, HookType.AROUND)

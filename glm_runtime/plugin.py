@@ -109,9 +109,14 @@ def _register_endpoint() -> None:
 
 
 def _install_scheduler(request: config.RuntimeConfig) -> None:
-    """Run the scheduler slot's `install`, where it has one."""
+    """Run the scheduler slot's `install`, where it has one; a server that can switch has both schedulers in one."""
     from policies.registry import resolve
 
+    if request.knobs.get("allow_policy_switch"):
+        from policies.switch.install import install as install_both
+
+        install_both(request)
+        return
     install = resolve(request.policy, request.slots).impl("scheduler").load()
     if install is not None:
         install(request)

@@ -21,7 +21,7 @@ from glm_runtime.memory import PAGE_SIZE
 from glm_runtime.threads import OMP_VARIABLES, binding, given_threads, threads_per_rank, usable_cores
 from parallel import flags as parallel_flags
 from policies.base import FLAGS, Policy
-from policies.ledger.flags import Usage, flag_of
+from policies.ledger.flags import FlagError, Usage, flag_of
 
 SCRATCH_MB = 64
 GPU_SLOTS = {"indexer": ("ragged", "qchunk"), "prefill_kv": ("paged", "workspace")}
@@ -64,13 +64,20 @@ def resolve_threads(options: Options, ranks: int) -> int:
 
 
 def ledger_knobs(options: Options, policy: Policy, device: str, ranks: int, usage: Usage) -> dict[str, Any]:
-    """Knobs of the ledger slot, defaults by device filled in; another scheduler has only `step_log`."""
+    """Knobs of the ledger slot, defaults by device filled in; another scheduler has only `step_log`.
+
+    A server that can switch has both schedulers, so the ledger's flags count whichever it starts with.
+    """
     given = [name for name in options.ledger.given() if name != "step_log"]
-    if policy.slots["scheduler"] != "ledger":
+    try:
+        options.switch.check(policy.slots["scheduler"])
+    except FlagError as error:
+        raise ConfigError(error) from None
+    if policy.slots["scheduler"] != "ledger" and not options.switch.wanted:
         if given:
             raise ConfigError(
                 f"{flag_of(given[0])} belongs to the ledger; --scheduler {policy.slots['scheduler']} cannot honour it: "
-                "use --policy vllm-ledger or --scheduler ledger"
+                "use --policy vllm-ledger or --scheduler ledger, or --allow-policy-switch"
             )
         return {"step_log": options.ledger.step_log}
     memory, name = 0.0, ""
@@ -81,11 +88,13 @@ def ledger_knobs(options: Options, policy: Policy, device: str, ranks: int, usag
             memory = torch.cuda.get_device_properties(0).total_memory / 2**30
             name = torch.cuda.get_device_name(0)
     flags = options.ledger.with_defaults(usage, device, ranks, memory, name)
+    if options.switch.wanted and flags.scheduling_policy != "fcfs":
+        raise ConfigError(f"--scheduling-policy {flags.scheduling_policy} is not supported with {options.switch.flag}")
     try:
         flags.config(max_model_len=2**31, max_running_requests=2**31, page_size=64, overlap=True)
     except ValueError as error:
         raise ConfigError(f"{options.policy}: {error}") from None
-    return flags.knobs()
+    return flags.knobs() | options.switch.knobs()
 
 
 def attention_knobs(options: Options, policy: Policy, device: str, ranks: int) -> dict[str, Any]:
@@ -182,7 +191,8 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
     """Values of SGLang's arguments that follow from the request, written before SGLang resolves them.
 
     On CPU "auto" becomes the dtype that `refuse.model_dtype` names. Under the ledger SGLang's own limits are made to
-    fit: rows for every request it may run, buffers for its largest step.
+    fit: rows for every request it may run, buffers for its largest step. A server that can switch has them so from the
+    start, and SGLang's own scheduling then cuts its chunks by the ledger's budget.
     """
     if request.device == "cpu":
         server_args.dtype = refuse.model_dtype(server_args, config)
@@ -190,7 +200,7 @@ def fit(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any]) -> 
         server_args.nccl_port = ports.inner()
     prefill_ranks(server_args, request)
     decode_ranks.fit(server_args, request)
-    if request.slots["scheduler"] != "ledger":
+    if request.slots["scheduler"] != "ledger" and not request.knobs.get("allow_policy_switch"):
         return
     seqs, tokens = request.knobs["max_num_seqs"], request.knobs["max_num_batched_tokens"]
     if server_args.max_running_requests is None:

@@ -326,11 +326,11 @@ def guarded_front(server_args: Any) -> None:
 def launch(server_args: Any, request: RuntimeConfig, config: Mapping[str, Any], explicit_split: str | None) -> None:
     """All checks on parsed, unresolved arguments that need no process."""
     guarded_front(server_args)
-    if request.slots["scheduler"] == "ledger":
+    switchable = bool(request.knobs.get("allow_policy_switch"))
+    if request.slots["scheduler"] == "ledger" or switchable:
+        chosen = "--policy vllm-ledger" if request.policy == "vllm-ledger" else "--scheduler ledger"
         try:
-            check_sglang(
-                server_args, "--policy vllm-ledger" if request.policy == "vllm-ledger" else "--scheduler ledger"
-            )
+            check_sglang(server_args, "--allow-policy-switch" if switchable else chosen, switchable)
         except FlagError as error:
             raise ConfigError(error) from None
     prefill_ranks(server_args, request, explicit_split)

@@ -27,10 +27,14 @@ def of(scheduler: Any) -> dict[str, Any]:
     request = config.asked()
     if request is None:
         raise PolicyNotActive("the scheduler process was started without a glm_runtime request")
-    policy = resolve(request.policy, request.slots)
     backend = getattr(scheduler.tp_worker.model_runner, "attn_backend", None)
-    facts = policy.describe(effective=_effective(scheduler, backend, request))
-    facts["slots"] = dict(facts["slots"]) | _live_slots(scheduler, backend)
+    live = _live_slots(scheduler, backend)
+    switch = getattr(scheduler, "switch_facts", None)
+    # NOTE: where the scheduler has changed since the launch, its implementation is the one that plans now.
+    slots = request.slots if switch is None else request.slots | {"scheduler": live["scheduler"]}
+    facts = resolve(request.policy, slots).describe(effective=_effective(scheduler, backend, request))
+    facts["slots"] = dict(facts["slots"]) | live
+    facts["switch"] = {"allowed": False} if switch is None else switch()
     facts["runtime_version"] = __version__
     facts["device"] = request.device
     return facts
@@ -38,7 +42,7 @@ def of(scheduler: Any) -> dict[str, Any]:
 
 def _live_slots(scheduler: Any, backend: Any) -> dict[str, str]:
     """Slots read off the live objects, so that a part that failed to install cannot pass for installed."""
-    live = {"scheduler": getattr(type(scheduler), "glm_scheduler", getattr(scheduler, "glm_scheduler", "sglang"))}
+    live = {"scheduler": getattr(scheduler, "glm_scheduler", "sglang")}
     slots = getattr(backend, "slots", None)
     if slots is not None:
         live |= {"indexer": slots.indexer_name, "prefill_kv": slots.prefill_name}

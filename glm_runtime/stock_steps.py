@@ -15,6 +15,7 @@ from typing import Any
 
 from policies.step_metrics import StepMetrics
 from policies.steps import Sharing, Step, StepLog, file_of_rank
+from policies.stock_step import StockSteps
 
 
 class Recorder:
@@ -28,8 +29,7 @@ class Recorder:
         self._pending: deque[Step] = deque()
         self._last_result = 0.0
         self._number = 0
-        self._sharing = sharing
-        self._half: str | None = None  # the prompt that is half way, by its request id
+        self._reader = StockSteps(sharing)
         self._metrics: StepMetrics | None = None
         reporter = scheduler.metrics_reporter
         if reporter.current_scheduler_metrics_enabled:
@@ -39,34 +39,7 @@ class Recorder:
     def begin(self, scheduler: Any, batch: Any) -> Step:
         """The step that `batch` is."""
         self._number += 1
-        decode = batch.forward_mode.is_decode()
-        lens = [1] * len(batch.reqs) if decode else list(batch.extend_lens)
-        decoding = len(batch.reqs) if decode else len(batch.decoding_reqs or ())
-        chunked = scheduler.chunked_req
-        step = Step(
-            number=self._number,
-            at=time.monotonic(),
-            mode=batch.forward_mode.name.lower(),
-            prefill_tokens=sum(lens) - decoding,
-            decode_rows=decoding,
-            left_out=0 if decode or decoding else len(scheduler.running_batch.reqs),
-            chunks=int(chunked is not None),
-            running=len({id(req) for req in (*scheduler.running_batch.reqs, *batch.reqs)}),
-            waiting=len(scheduler.waiting_queue),
-        )
-        if decode:
-            self._sharing.note(step, lens, [length - 1 for length in batch.seq_lens_cpu.tolist()])
-        else:
-            self._sharing.note(step, lens, batch.prefix_lens)
-        if self.log.detailed:
-            step.rows = {req.rid: rows for req, rows in zip(batch.reqs, lens, strict=True)}
-            if not decode:
-                prompts = zip(batch.reqs[: len(batch.reqs) - decoding], batch.prefix_lens, strict=False)
-                step.hits = {req.rid: int(prefix) for req, prefix in prompts if req.rid != self._half}
-                self._half = None if chunked is None else chunked.rid
-            step.free_tokens = int(
-                scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
-            )
+        step = self._reader.read(scheduler, batch, self._number, self.log.detailed)
         self._pending.append(step)
         return step
 

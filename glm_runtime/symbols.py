@@ -59,6 +59,11 @@ SYMBOLS = (
     Symbol("sglang.srt.managers.scheduler.Scheduler.run_batch", ("self", "batch", "pp_proxy_tensors")),
     Symbol("sglang.srt.managers.scheduler.Scheduler.process_batch_result", ("self", "batch", "result")),
     Symbol("sglang.srt.managers.scheduler.Scheduler.get_internal_state", ("self", "recv_req")),
+    Symbol("sglang.srt.managers.scheduler.Scheduler.set_internal_state", ("self", "recv_req")),
+    Symbol("sglang.srt.managers.scheduler.Scheduler._poll_timeout_aborts", ("self",)),
+    Symbol("sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run", ("self", "running_batch", "last_batch")),
+    Symbol("sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state", ("self", "obj")),
+    Symbol("sglang.srt.utils.auth.auth_level", ("level",)),
     Symbol(
         "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
         ("self", "reqs", "return_logprob", "skip_req"),

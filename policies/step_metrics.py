@@ -12,8 +12,9 @@
     glm_runtime:rank_key_visits_total{prefill_rank="0"|...}     keys that those rows see
     glm_runtime:rank_imbalance                                  largest visits over their mean in the last shared step
 
-Labels are SGLang's (model, rank, ...) and those above. No `sglang` import; `prometheus_client` is imported when the
-metrics are made, because SGLang sets its multi-process folder before that.
+Labels are SGLang's (model, rank, ...) and those above; where the scheduler can change while the server runs,
+`scheduler` beside them, and glm_runtime:policy_switches_total{scheduler=...} counts the changes to each. No `sglang`
+import; `prometheus_client` is imported when the metrics are made, because SGLang sets its multi-process folder before.
 """
 
 from __future__ import annotations
@@ -26,8 +27,45 @@ from policies.steps import Step
 PREFIX = "glm_runtime:"
 
 
+class Families:
+    """The metrics by name; made once a process.
+
+    Args:
+        names: label names of every metric.
+        paced: whether steps are sized by time.
+        ranks: prefill ranks.
+        registry: where to register; None: prometheus_client's own.
+    """
+
+    def __init__(self, names: list[str], paced: bool, ranks: int, registry: Any = None) -> None:
+        from prometheus_client import REGISTRY, Counter, Gauge
+
+        registry = REGISTRY if registry is None else registry
+
+        def counter(name: str, text: str, *more: str) -> Any:
+            return Counter(PREFIX + name, text, [*names, *more], registry=registry)
+
+        def gauge(name: str, text: str) -> Any:
+            return Gauge(PREFIX + name, text, names, registry=registry, multiprocess_mode="mostrecent")
+
+        self.tokens = counter("step_tokens_total", "Rows run, by kind.", "kind")
+        self.steps = counter("steps_total", "Steps run, by the mode of their batch.", "mode")
+        self.left_out = counter("decode_rows_left_out_total", "Running decodes that got no row in a step.")
+        self.used = gauge("step_budget_used", "Share of the token budget that the last step used.")
+        self.partial = gauge("partial_prefills", "Prompts half way after the last step.")
+        self.preempted = counter("preemptions_total", "Running requests sent back to the line, by reason.", "reason")
+        self.recomputed = counter("recomputed_tokens_total", "Rows computed a second time after a preemption.")
+        self.error = gauge("step_time_error", "Mean of |forecast / real - 1| of a step's time.") if paced else None
+        if ranks > 1:
+            self.rank_rows = counter("rank_rows_total", "Rows run by each prefill rank.", "prefill_rank")
+            self.rank_visits = counter(
+                "rank_key_visits_total", "Keys seen by the rows of each prefill rank.", "prefill_rank"
+            )
+            self.imbalance = gauge("rank_imbalance", "Largest key visits of a prefill rank over their mean.")
+
+
 class StepMetrics:
-    """Counters and gauges of one scheduler process.
+    """Counters and gauges of one scheduler process, under one set of label values.
 
     Args:
         labels: SGLang's label values of this process.
@@ -35,46 +73,34 @@ class StepMetrics:
         paced: whether steps are sized by time.
         ranks: prefill ranks.
         registry: where to register; None: prometheus_client's own.
+        families: metrics made before, for a second set of label values; None: make them.
     """
 
     def __init__(
-        self, labels: Mapping[str, str], budget: int, paced: bool, registry: Any = None, ranks: int = 1
+        self,
+        labels: Mapping[str, str],
+        budget: int,
+        paced: bool,
+        registry: Any = None,
+        ranks: int = 1,
+        families: Families | None = None,
     ) -> None:
-        from prometheus_client import REGISTRY, Counter, Gauge
-
-        names = list(labels)
-        registry = REGISTRY if registry is None else registry
+        found = self.families = families or Families(list(labels), paced, ranks, registry)
         self._budget = budget
-
-        def counter(name: str, text: str, extra: str = "") -> Any:
-            made = Counter(PREFIX + name, text, [*names, extra] if extra else names, registry=registry)
-            return made if extra else made.labels(**labels)
-
-        def gauge(name: str, text: str) -> Any:
-            made = Gauge(PREFIX + name, text, names, registry=registry, multiprocess_mode="mostrecent")
-            return made.labels(**labels)
-
-        tokens = counter("step_tokens_total", "Rows run, by kind.", "kind")
-        self._prefill = tokens.labels(**labels, kind="prefill")
-        self._decode = tokens.labels(**labels, kind="decode")
-        steps = counter("steps_total", "Steps run, by the mode of their batch.", "mode")
-        self._steps = {mode: steps.labels(**labels, mode=mode) for mode in ("decode", "extend", "mixed")}
-        self._left_out = counter("decode_rows_left_out_total", "Running decodes that got no row in a step.")
-        self._used = gauge("step_budget_used", "Share of the token budget that the last step used.")
-        self._partial = gauge("partial_prefills", "Prompts half way after the last step.")
-        preempted = counter("preemptions_total", "Running requests sent back to the line, by reason.", "reason")
-        self._preempted = preempted.labels(**labels, reason="kv_room")
-        self._recomputed = counter("recomputed_tokens_total", "Rows computed a second time after a preemption.")
-        self._error = gauge("step_time_error", "Mean of |forecast / real - 1| of a step's time.") if paced else None
+        self._prefill = found.tokens.labels(**labels, kind="prefill")
+        self._decode = found.tokens.labels(**labels, kind="decode")
+        self._steps = {mode: found.steps.labels(**labels, mode=mode) for mode in ("decode", "extend", "mixed")}
+        self._left_out = found.left_out.labels(**labels)
+        self._used = found.used.labels(**labels)
+        self._partial = found.partial.labels(**labels)
+        self._preempted = found.preempted.labels(**labels, reason="kv_room")
+        self._recomputed = found.recomputed.labels(**labels)
+        self._error = None if found.error is None else found.error.labels(**labels)
         self._ranks: list[tuple[Any, Any]] = []
         if ranks > 1:
-            rows = counter("rank_rows_total", "Rows run by each prefill rank.", "prefill_rank")
-            visits = counter("rank_key_visits_total", "Keys seen by the rows of each prefill rank.", "prefill_rank")
-            self._ranks = [
-                (rows.labels(**labels, prefill_rank=str(rank)), visits.labels(**labels, prefill_rank=str(rank)))
-                for rank in range(ranks)
-            ]
-            self._imbalance = gauge("rank_imbalance", "Largest key visits of a prefill rank over their mean.")
+            of_rank = [dict(labels) | {"prefill_rank": str(rank)} for rank in range(ranks)]
+            self._ranks = [(found.rank_rows.labels(**mine), found.rank_visits.labels(**mine)) for mine in of_rank]
+            self._imbalance = found.imbalance.labels(**labels)
 
     def note(self, step: Step, error: float | None = None) -> None:
         """A step whose result has been processed; `error`: the step-time model's mean error by now."""

@@ -31,6 +31,7 @@ class Step:
         number: counts the steps that ran something, from 1.
         at: seconds on the monotonic clock when it was planned.
         mode: "decode", "extend" or "mixed", as SGLang ran it.
+        scheduler: who planned it, where that can change while the server runs; else "".
         rows: request id -> rows; filled only while a file is written.
         prefill_tokens, decode_rows: rows by kind.
         left_out: running decodes that got no row.
@@ -69,6 +70,7 @@ class Step:
     rank_rows: list[int] = field(default_factory=list)
     rank_visits: list[int] = field(default_factory=list)
     rank_imbalance: float | None = None
+    scheduler: str = ""
     rows: dict[str, int] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ into the tokens it will recompute (or, given a count of 0, dropped), or ignored 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Literal
 
@@ -107,6 +107,48 @@ class Ledger:
             self.waiting.remove(request)
         request.status = Status.FINISHED
         del self.requests[request.id]
+
+    def adopt(self, requests: Iterable[Request], in_flight: Collection[Request] = ()) -> StepPlan | None:
+        """Requests that somebody else has run so far join the running list, in their order.
+
+        Their `tokens`, `computed`, `quiet` and `is_prefill_chunk` say where they stand, and the KV port knows what they
+        hold. Those `in_flight` have a step under way that will bring one token each (async scheduling only): fold it
+        with the plan returned, as the oldest one. None where nothing is under way. ValueError on an id that is in use.
+        """
+        flying = list(in_flight)
+        if flying and not self.config.async_scheduling:
+            raise ValueError("without async scheduling nothing is in flight between two steps")
+        for request in requests:
+            if request.id in self.requests:
+                raise ValueError(f"id {request.id!r} is in use by a request that has not ended")
+            self._arrivals += 1
+            request.order = self._arrivals
+            request.status = Status.RUNNING
+            self.requests[request.id] = request
+            self.roster.enter(request)
+        if not flying:
+            return None
+        self.roster.steady.scheduled += 1
+        plan = StepPlan(
+            number=self.roster.steady.scheduled,
+            tokens=dict.fromkeys(flying, 1),
+            singles=dict.fromkeys(flying, 0),
+            total_tokens=len(flying),
+            decode_rows=len(flying),
+        )
+        for request in flying:
+            request.placeholders = 1
+        self.roster.in_flight.append(plan)
+        return plan
+
+    def send_back(self, request: Request) -> None:
+        """A running request gives its KV back and stands first in line; what it has generated stays known."""
+        self.roster.leave(request)
+        self.kv.free(request)
+        request.status = Status.PREEMPTED
+        request.computed = request.spec = 0
+        request.num_preemptions += 1
+        self.waiting.put_back(request)
 
     def set_drafts(self, request: Request, count: int) -> None:
         """Speculative tokens to verify next; a request in mid prompt takes none."""
@@ -285,12 +327,7 @@ class Ledger:
     def _preempt(self, request: Request, draft: Draft) -> None:
         """Back to the waiting line with nothing computed; the tokens known so far are kept, to be recomputed."""
         self._take_back(request, draft)
-        self.roster.leave(request)
-        self.kv.free(request)
-        request.status = Status.PREEMPTED
-        request.computed = request.spec = 0
-        request.num_preemptions += 1
-        self.waiting.put_back(request)
+        self.send_back(request)
         draft.preempted.append(request)
 
     def _outgrows(self, end: int) -> bool:

@@ -84,6 +84,22 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
+# Fields of REPLACED that SGLang's own side honours on a server that can switch to it.
+STOCK_SIDE = frozenset(
+    {
+        "max_prefill_tokens",
+        "enable_mixed_chunk",
+        "prefill_decode_interval",
+        "prefill_decode_interval_min_bs",
+        "schedule_conservativeness",
+        "schedule_policy",
+        "prefill_max_requests",
+        "min_free_slots_delay",
+        "retraction_policy",
+    }
+)
+
+
 class FlagError(ValueError):
     """A flag that the ledger cannot honour; one line naming it."""
 
@@ -181,16 +197,17 @@ def default_budgets(usage: Usage, device: str, ranks: int, memory_gib: float = 0
     return (8192 if engine else 2048), 256
 
 
-def check_sglang(server_args: Any, scheduler: str) -> None:
+def check_sglang(server_args: Any, scheduler: str, switchable: bool = False) -> None:
     """Raise FlagError for the first SGLang flag that the ledger replaces or does not support.
 
     Args:
         server_args: raw ServerArgs, as the operator gave them.
         scheduler: the flag that chose the ledger, for the message.
+        switchable: whether SGLang's own scheduling may take over later; then its own flags have a meaning.
     """
     for field, (flag, neutral, instead) in REPLACED.items():
         value = getattr(server_args, field, None)
-        if value not in neutral:
+        if value not in neutral and not (switchable and field in STOCK_SIDE):
             raise FlagError(f"{flag} {value} has no meaning with {scheduler}; use {instead}")
     for field, (flag, neutral) in UNSUPPORTED.items():
         value = getattr(server_args, field, None)

@@ -33,7 +33,7 @@ from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_GET
 from sglang.srt.runtime_context import get_parallel
 
 from parallel.collectives import first_ranks
-from policies.ledger import lowering
+from policies.ledger import dropped, lowering
 from policies.ledger.core import Ledger
 from policies.ledger.flags import LedgerFlags
 from policies.ledger.kv_tree import TreeKV
@@ -123,11 +123,12 @@ class LedgerScheduler(Scheduler):
         self.steps = StepLog(path=path, more=self._state)
         self._metrics: StepMetrics | None = None
         if self.metrics_reporter.current_scheduler_metrics_enabled:
-            labels = self.metrics_reporter.metrics_collector.labels
-            self._metrics = StepMetrics(
-                labels, self.ledger.config.token_budget, self.pacer is not None, ranks=self.glm_sharing.ranks
-            )
+            self._metrics = self._step_metrics(self.metrics_reporter.metrics_collector.labels)
         self._strict = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
+
+    def _step_metrics(self, labels: dict[str, str]) -> StepMetrics:
+        budget, ranks = self.ledger.config.token_budget, self.glm_sharing.ranks
+        return StepMetrics(labels, budget, self.pacer is not None, ranks=ranks)
 
     # Seams of SGLang ------------------------------------------------------------------------------------------------
 
@@ -201,6 +202,13 @@ class LedgerScheduler(Scheduler):
         known = self._entries.get(req.rid)
         if known is not None:  # taken out of the running batch by SGLang itself (pause with mode "retract")
             self._forget(known)
+        entry = self._entry(req)
+        self._entries[req.rid] = entry
+        self.ledger.add(entry)
+
+    @staticmethod
+    def _entry(req: Any) -> Request:
+        """A request of SGLang's as the ledger knows it: nothing computed yet, its outputs so far counted."""
         entry = Request(
             req.rid,
             len(req.origin_input_ids),
@@ -211,8 +219,7 @@ class LedgerScheduler(Scheduler):
             handle=req,
         )
         entry.tokens += len(req.output_ids)
-        self._entries[req.rid] = entry
-        self.ledger.add(entry)
+        return entry
 
     def _forget(self, entry: Request) -> None:
         if entry.status is not Status.FINISHED:
@@ -490,6 +497,7 @@ class LedgerScheduler(Scheduler):
         if self._lost:  # whose result is dropped has nothing to say either
             silent |= {id(req) for req in batch.reqs if req.is_retracted}
         self.output_streamer.silent = frozenset(silent)
+        dropped.cut(batch, result)
         super().process_batch_result(batch, result)
         self.output_streamer.silent = frozenset()
         self._fold(plan, batch)
@@ -510,7 +518,7 @@ class LedgerScheduler(Scheduler):
         """Who ended, and whose token SGLang dropped (preempted while its step ran)."""
         entries = self._entries
         ended: list[Request] = []
-        dropped: dict[Request, int] = {}
+        unheard: dict[Request, int] = {}
         for req in batch.reqs:
             if req.finished():
                 self._ended = True
@@ -520,8 +528,8 @@ class LedgerScheduler(Scheduler):
             elif req.is_retracted:
                 entry = entries.get(req.rid)
                 if entry is not None and entry in plan.singles:
-                    dropped[entry] = 0
-        self.ledger.update(plan, dropped or None, ended)
+                    unheard[entry] = 0
+        self.ledger.update(plan, unheard or None, ended)
         for entry in ended:
             del entries[entry.id]
             self._lost.pop(entry.id, None)

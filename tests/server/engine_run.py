@@ -56,8 +56,10 @@ def run() -> dict[str, Any]:
     engine.shutdown()
     result["restored"] = {name: os.environ.get(name) for name in WATCHED} == before
     result["child"] = refusal(model_loader_extra_config='{"nonsense": 1}')
-    with glm_runtime.Engine(**ARGUMENTS) as again:
+    with glm_runtime.Engine(**ARGUMENTS, allow_policy_switch=True) as again:
         result["again"] = tokens(again)
+        result["switch"] = again.switch_scheduler("ledger")
+        result["switched"] = tokens(again)
     return result
 
 

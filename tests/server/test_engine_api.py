@@ -71,3 +71,9 @@ def test_the_report_is_the_schedulers(result: dict[str, Any]) -> None:
     assert report["policy"] == "sglang"
     assert report["knobs"]["indexer_scratch_mb"] == 32
     assert report["knobs"]["max_total_num_tokens"] == 4096
+
+
+def test_the_scheduler_changes_in_place(result: dict[str, Any]) -> None:
+    assert result["switch"]["changed"]
+    assert result["switch"]["switch"]["active"] == "ledger"
+    assert result["switched"] == result["first"]
