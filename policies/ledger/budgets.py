@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from policies.ledger.config import LedgerConfig
 
+PAGE_LOSS = 16
+
 
 def prefill_threshold(config: LedgerConfig, requests: int) -> int:
     """Most tokens one request may take in a step, 0 for no bound; `requests` are all, running and waiting.
@@ -56,10 +58,13 @@ def share(tokens_left: int, contenders: int, others_need: int) -> int:
 def page_end(computed: int, rows: int, total: int, align: int, strict: bool) -> int:
     """Rows of a chunk cut so that it ends on a multiple of `align`, unless it reaches `total`.
 
-    Where no page end is in reach: 0 if strict, else the rows as they are.
+    If strict: 0 where no page end is in reach. Else the rows as they are where a page end would cost more than one in
+    `PAGE_LOSS` of them: a budget of 128 beside 8 decodes gives 120 rows, not 64.
     """
     end = computed + rows
     if align == 1 or end >= total:
         return rows
     cut = end - end % align - computed
-    return cut if cut > 0 else 0 if strict else rows
+    if strict:
+        return max(0, cut)
+    return cut if (rows - cut) * PAGE_LOSS <= rows else rows

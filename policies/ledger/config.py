@@ -26,7 +26,8 @@ class LedgerConfig:
                                 step where that is 0); 0: no cap. With either cap short prompts overtake: they pass a
                                 waiting prompt that the cap holds back, and a long one that runs leaves them what
                                 they need of each step, down to 1 / max(2, max_num_partial_prefills) for itself
-      chunk_align               a chunk that does not finish its prompt ends on a multiple of this
+      chunk_align               a chunk that does not finish its prompt ends on a multiple of this, where that costs
+                                little (see budgets.page_end)
       chunk_align_strict        with True it never ends elsewhere, even where the budget ends inside the first page
       fail_unfit                a request that the whole pool cannot hold fails instead of waiting for ever
       async_scheduling          one step may be in flight while the next is scheduled
