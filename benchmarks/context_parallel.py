@@ -144,7 +144,8 @@ def one_layer(report: Report, tokens: int, rounds: int) -> None:
     print(f"one full layer, {tokens} tokens: one rank {1e3 * one:.0f} ms, exchange {1e3 * slowest['exchange']:.1f} ms")
     for name in gains:
         print(
-            f"  {name:9s} slowest of {RANKS} ranks {1e3 * slowest[name]:8.0f} ms, {gains[name]:.2f}x ({work[name]:.2f}x in processor time), "
+            f"  {name:9s} slowest of {RANKS} ranks {1e3 * slowest[name]:8.0f} ms, {gains[name]:.2f}x, "
+            f"{work[name]:.2f}x in processor time, "
             f"off the mean {100 * off[name]:.1f}% (by visits {100 * counted[name]:.1f}%)"
         )
     report.ask(Ask("indexer and sparse attention on two ranks over one", gains["head-tail"], 1.8, ">=", "x"))
