@@ -74,8 +74,6 @@ def _check_cpu(server_args: Any, request: RuntimeConfig) -> None:
             f"--prefill-kv {slot.name} reads a whole cache, {said} leaves a share on each rank; use --prefill-kv paged "
             f"or workspace, or drop {DCP}"
         )
-    if prefill > 1:
-        raise ConfigError(f"{said} with {PCP} {prefill} is not supported yet; set one of them to 1")
     if prefill > 1 and not getattr(loaded, "READS_PARTS", False):
         raise ConfigError(
             f"--prefill-kv {slot.name} merges rows that all ranks have, but {PCP} {prefill} deals them out; "

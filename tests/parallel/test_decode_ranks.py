@@ -39,7 +39,7 @@ def given(**changes: Any) -> Any:
         (given(), request(2, device="accelerator", scheduler="ledger"), "-size 2 with --scheduler ledger .* sglang"),
         (given(), request(2, device="accelerator", indexer="qchunk"), "--indexer qchunk .* add --indexer ragged"),
         (given(dcp_size=2), request(1, device="accelerator", scheduler="ledger"), "-size 2 with --scheduler ledger"),
-        (given(), request(2, pcp=2), "--prefill-context-parallel-size 2 is not supported yet"),
+        (given(), request(2, pcp=2), "--prefill-kv paged .*--prefill-context-parallel-size 2 .*--prefill-kv workspace"),
         (given(), request(2, 8, device="accelerator"), "--cp-kv-cache-interleave-size 8 .* CPU only .* --device cpu"),
     ],
 )

@@ -12,7 +12,7 @@ from tests.parallel.dcp_engines import LONG, PAGES, SCORED, SHORT, answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.together("dcp")]
 
-SHARED = [pytest.param(name, id=name) for name in ("paged", "workspace")]
+SHARED = [pytest.param(name, id=name) for name in ("paged", "workspace", "both")]
 RANKS, LAYERS, HEADS = 2, 8, 4
 
 

@@ -15,7 +15,7 @@ from tests.parallel.misplaced import Misplaced
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.together("dcp")]
 
 
-@pytest.mark.parametrize("name", ["paged", "workspace"])
+@pytest.mark.parametrize("name", ["paged", "workspace", "both"])
 def test_every_length_answers_as_with_one_cache(name: str) -> None:
     assert (min(SWEEP), max(SWEEP)) == (8, 400)
     different = []
