@@ -89,6 +89,8 @@ class LedgerSide:
             self.rows.free -= 1
             request.handle.start(tree)
         shape = Shape()
+        if step.extends:
+            tree.ensure(step.prefill_tokens + len(step.extends) * tree.page)
         for request, rows in step.extends.items():
             req: Req = request.handle
             end = request.num_computed_tokens
@@ -103,6 +105,7 @@ class LedgerSide:
         made.steady, made.steady_since = sampled - len(singles), number - 1
         steady = ledger.roster.steady
         shape.decode_rows = step.decode_rows
+        tree.ensure(shape.decode_rows * tree.page)
         shape.decode_context = steady.context + steady.count * steady.scheduled
         for request in singles:
             made.singles.append((request.handle, self._look(request, number)))

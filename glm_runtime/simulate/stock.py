@@ -301,6 +301,7 @@ class StockSide:
         inside = _Inside([], [])
         self._number += 1
         made = Plan(self._number, shape, "extend", inside=inside)
+        tree.ensure(sum(rows for _, rows in adder.taken) + len(adder.taken) * tree.page)
         for req, rows in adder.taken:
             if not req.holds_kv:
                 req.start(tree)
@@ -369,9 +370,10 @@ class StockSide:
     def _advance(self, made: Plan) -> None:
         """One token more for the whole batch."""
         need = self._residues[-self._clock % self.tree.page]
+        count = len(self.batch)
+        self.tree.ensure(count * self.tree.page)
         self.tree.take(need)
         self._clock += 1
-        count = len(self.batch)
         shape = made.shape
         shape.decode_rows = count
         shape.decode_context = self._context + count * self._clock
@@ -474,9 +476,12 @@ class StockSide:
 
     def skip(self, made: Plan, steps: int) -> None:
         """See Side."""
-        self.tree.take(self._pages(steps))
+        self.tree.take(self._pages(steps - 1))
+        self._clock += steps - 1
+        self.tree.ensure(len(self.batch) * self.tree.page)
+        self.tree.take(self._pages(1))
+        self._clock += 1
         self._ratio = max(self._ratio - steps * (self._init - self._least) / DECAY_STEPS, self._least)
-        self._clock += steps
         self._number += steps
         self._decoded = self._number
         made.pass_by(steps)

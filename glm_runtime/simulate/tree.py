@@ -73,6 +73,16 @@ class PrefixTree:
                 raise RuntimeError(f"{pages} pages are taken, {self.free} are free and nothing is left to evict")
         self.free -= pages
 
+    def ensure(self, tokens: int) -> None:
+        """Evict until so many tokens are free, as far as that goes.
+
+        NOTE: SGLang does so before each allocation with more than it takes: a page more for each prompt, a page for
+        each decoding request.
+        """
+        short = -(-tokens // self.page) - self.free
+        if short > 0:
+            self.evict(short)
+
     def evict(self, pages: int) -> None:
         """Free at least so many pages from the least recently used leaves, as far as there are any."""
         leaves = self._leaves

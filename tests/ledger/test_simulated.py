@@ -52,7 +52,7 @@ def test_steps_are_those_of_the_server(
     requests, refused = requests_of([*first, *second], POSITIONS, pool, 64)
     tree = PrefixTree(pool // 64, 64)
     side = LedgerSide(flags.config(POSITIONS, 32, 64, overlap), tree, TOPK, 32, record=True)
-    came = arrival_step(steps, len(first))
+    came = arrival_step(steps, len(second))
     plans = drive(side, {0: requests[: len(first)], came: requests[len(first) :]}, overlap)
 
     assert not refused and 0 < came < len(steps), "the second batch did not come while the first ran"

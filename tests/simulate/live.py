@@ -88,15 +88,19 @@ def send_both(
     return sorted(found, key=lambda batch: batch.sent)
 
 
-def arrival_step(steps: Sequence[Mapping[str, Any]], known: int) -> int:
-    """Place of the first step (from 0) by whose planning more than `known` requests had come; their number if none."""
-    ended: set[str] = set()
-    last_seen = {name: i for i, step in enumerate(steps) for name in step["rows"]}
+def arrival_step(steps: Sequence[Mapping[str, Any]], count: int) -> int:
+    """Place of the first step (from 0) by whose planning a second batch of `count` had come; their number if none.
+
+    Preemptions lengthen the line too, but by fewer.
+    """
+    seen: set[str] = set()
+    line = 0
     for i, step in enumerate(steps):
-        here = step["running"] + step["waiting"]
-        ended = {name for name, at in last_seen.items() if at < i}
-        if here + len(ended) > known:
+        fresh = set(step["rows"]) - seen
+        seen |= fresh
+        if i and step["waiting"] - line + len(fresh) >= count:
             return i
+        line = step["waiting"]
     return len(steps)
 
 
