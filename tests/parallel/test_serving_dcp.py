@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attention.layouts import unpack_latent
 from parallel.dcp import local_index, owner
 from parallel.dcp_merge import context_bytes, partial_bytes, query_bytes
 from tests.equality.serving import Reply
@@ -54,8 +55,10 @@ def test_each_rank_holds_its_rows_of_the_whole_cache(name: str) -> None:
             assert int(used.sum()) >= sum(n // 64 * 64 for n in PAGES) // RANKS  # what the prefix cache holds at least
             assert not placed[~used].any(), "a row of a slot that nobody uses was written"
             if name == "fp8":
-                same = (placed[used] == want[used]).float().mean()
-                assert same > 0.98, f"layer {layer}: {same:.3f} of the bytes are the whole cache's"
+                # Values that lie between two codes go either way, more of them in later layers; another row is 1.4 off.
+                one, two = (unpack_latent(rows[used].flatten(1)) for rows in (want, placed))
+                apart = (one - two).norm(dim=1) / one.norm(dim=1)
+                assert float(apart.max()) < (0.1 if layer else 1e-5), f"layer {layer}: {float(apart.max())}"
             else:
                 torch.testing.assert_close(placed[used], want[used], rtol=0, atol=2e-3)
         for layer, keys in enumerate(whole["index"]):
