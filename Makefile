@@ -63,7 +63,7 @@ golden: $(VENV)/.installed-dev
 	else echo "golden vectors: left out, no $(SHARED)/golden here"; fi
 
 test: lint golden
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup --durations=25 $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=25 $(ARGS)
 
 bench: $(VENV)/.installed-dev
 	@mkdir -p .bench; failed=; for name in $(BENCH); do echo "== $$name"; \

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tests import alone
 from tests.equality.serving import Ask, Reply, Serving, StartError
 
 # NOTE: room for all prompts side by side; chunks larger than any prompt, so that a prompt alone is one forward.
@@ -47,6 +48,7 @@ class Stage:
             self.close()
         try:
             if self._serving is None:
+                alone.take(self.close)
                 self._serving, self._name = Serving(**FLAGS[name]), name
             return self._serving.fresh()
         except StartError as error:

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests import alone
 from tests.ledger import client
 from tests.ledger.cases import CROWD, FEATURES, MANY, STORM, penalised
 from tests.ledger.client import Reply
@@ -62,6 +63,7 @@ class Hall:
         """The running server `name` of SERVERS."""
         if self._server is None or self._name != name or self._server.process.poll() is not None:  # type: ignore[union-attr]
             self.close()
+            alone.take(self.close)
             self.log(name).unlink(missing_ok=True)
             own = () if name == "stock" else ("--step-log", str(self.log(name)))
             server = Server("--dtype", "float32", *SERVERS[name], *own, env=STRICT, small=False)

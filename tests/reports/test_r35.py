@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 PAGE = 64
 
 
+@pytest.mark.engine("chunked")
 @pytest.mark.parametrize("length", [40, 128, 129, 320, 321, 1000])
 def test_second_identical_prompt_computes_one_page_at_most(stage: Stage, length: int) -> None:
     running = stage.engine("chunked")

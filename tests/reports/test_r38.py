@@ -14,6 +14,7 @@ from tests.ledger.hall import Hall
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 
+@pytest.mark.engine("chunked")
 @pytest.mark.parametrize("length", [33, 65, 130, 300])
 def test_second_answer_equals_the_first(stage: Stage, length: int) -> None:
     running = stage.engine("chunked")
@@ -24,6 +25,7 @@ def test_second_answer_equals_the_first(stage: Stage, length: int) -> None:
     assert (second.tokens, second.logprobs) == (first.tokens, first.logprobs)
 
 
+@pytest.mark.engine("chunked")
 @pytest.mark.parametrize("length", [33, 130, 300])
 def test_cached_without_logprobs_then_asked_with(stage: Stage, length: int) -> None:
     ask = Ask(prompt(length, "R38"), 8, start=0)

@@ -18,6 +18,7 @@ PAGE = 64
 LENGTH = 300
 
 
+@pytest.mark.engine("chunked")
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 100, 128, 256, 270, LENGTH - 1])
 def test_start(stage: Stage, start: int) -> None:
     ids = prompt(LENGTH, "R62")
@@ -33,6 +34,7 @@ def test_start(stage: Stage, start: int) -> None:
     assert (reply.tokens, reply.logprobs) == (whole.tokens, whole.logprobs)
 
 
+@pytest.mark.engine("chunked")
 def test_generated_only(stage: Stage) -> None:
     ids = prompt(LENGTH, "R62")
     whole = stage.alone("chunked", Ask(ids, 4, start=0))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import alone
 from tests.servers import Server
 
 
@@ -20,6 +21,7 @@ class Keeper:
         """The running server with exactly these flags."""
         if self.flags != flags or self.server is None:
             self.end()
+            alone.take(self.end)
             self.server, self.flags = Server(*flags), flags
             try:
                 self.server.start()
@@ -36,7 +38,7 @@ class Keeper:
         self.server, self.flags = None, None
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def keeper() -> Iterator[Keeper]:
     """Access to the one shared server."""
     keeper = Keeper()

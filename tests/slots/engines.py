@@ -25,6 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests import alone
 from tests.equality.serving import Serving
 
 POOL: dict[str, Any] = {"max_total_tokens": 12288, "context_length": 8192, "dtype": "float32"}
@@ -66,6 +67,7 @@ class Engines:
         """The engine of `ENGINES[name]` with an empty prefix cache."""
         if self._serving is None or self._name != name:
             self.close()
+            alone.take(self.close)
             self._serving, self._name = Serving(**ENGINES[name]), name
         return self._serving.fresh()
 
