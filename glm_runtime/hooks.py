@@ -32,6 +32,9 @@ left has no seam of its own. `symbols.py` checks before launch that each target 
 | ...TokenizerManager.sigterm_watchdog           | AROUND | any | its drain has no deadline                            |
 | managers.scheduler.Scheduler.abort_request     | AROUND | any | takes an id for a prefix of ids                      |
 | ...handle_generate_request, ..embedding_request| AROUND | any | an exception there ends the server                   |
+| ...Scheduler.init_request_dispatcher           | AROUND | any | so does one of any other request (guard/control.py)  |
+| ...FanOutCommunicator.queueing_call            | AROUND | any | its answers have no common field for a failure       |
+| ...TokenizerControlMixin._execute_profile      | AROUND | any | answers a profile that cannot be with 500            |
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from glm_runtime import cp_hooks, drain, ending, record, report, stock_steps, stops
 from glm_runtime.config import RuntimeConfig
+from glm_runtime.guard import control as guard_control
 from glm_runtime.guard import hook as guard_hook
 from glm_runtime.guard import scheduler as guard_scheduler
 from policies.steps import Sharing
@@ -94,7 +98,7 @@ def register(request: RuntimeConfig) -> None:
     HookRegistry.register(INTERNAL_STATE, add_report_to_state, HookType.AFTER)
     HookRegistry.register(LAUNCHED, compare_reports, HookType.AFTER)
     HookRegistry.register(KILL_TREE, spare_tracker, HookType.AROUND)
-    for target, hook in (guard_hook.hooks() | guard_scheduler.hooks()).items():
+    for target, hook in (guard_hook.hooks() | guard_scheduler.hooks() | guard_control.hooks()).items():
         HookRegistry.register(target, hook, HookType.AROUND)
     HookRegistry.register(drain.WATCHDOG, drain.drained, HookType.AROUND)
 

@@ -65,7 +65,7 @@ def limits_of(manager: Any) -> Limits:
     """Limits of the model that a tokenizer manager serves; worked out once."""
     found = _known.get(manager)
     if found is None:
-        from sglang.srt.runtime_context import get_exec
+        from sglang.srt.runtime_context import get_exec, get_observability
 
         model, asked = manager.model_config, config.asked()
         features = get_exec().features
@@ -76,6 +76,7 @@ def limits_of(manager: Any) -> Limits:
             text_only=not model.is_multimodal,
             routed_experts=bool(features.enable_return_routed_experts),
             indexer_topk=bool(features.enable_return_indexer_topk),
+            labels=frozenset(get_observability().tokenizer_metrics_allowed_custom_labels or ()),
             flags=GuardFlags.from_knobs(asked.knobs if asked else {}),
         )
     return found

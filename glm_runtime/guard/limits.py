@@ -97,6 +97,7 @@ class Limits:
         hidden: width of one row of `input_embeds`.
         text_only: the model takes no images, video or audio.
         routed_experts, indexer_topk: the server was started to return them.
+        labels: names that `custom_labels` may have.
         flags: the operator's.
     """
 
@@ -106,6 +107,7 @@ class Limits:
     text_only: bool = True
     routed_experts: bool = False
     indexer_topk: bool = False
+    labels: frozenset[str] = frozenset()
     flags: GuardFlags = GuardFlags()
 
     @property

@@ -225,6 +225,7 @@ def _fields(fields: Mapping[str, Any], prompts: int | None, limits: Limits) -> N
     _rid(fields.get("rid"), prompts, limits)
     _session(fields.get("session_params"))
     _dicts(fields)
+    _labels(fields.get("custom_labels"), limits)
     if fields.get("return_routed_experts") and not limits.routed_experts:
         raise Refusal(
             "return_routed_experts", True, "false (the server was started without --enable-return-routed-experts)"
@@ -306,18 +307,24 @@ def _dicts(fields: Mapping[str, Any]) -> None:
     for name in ("images_config", "mm_processor_kwargs", "video_config", "external_trace_header"):
         if fields.get(name) is not None and not isinstance(fields[name], Mapping):
             raise Refusal(name, fields[name], "an object")
-    labels = fields.get("custom_labels")
-    if labels is not None:
-        if not isinstance(labels, Mapping):
-            raise Refusal("custom_labels", labels, "an object of strings")
-        for key, value in labels.items():
-            text("custom_labels key", key, MAX_NAME, 1)
-            text(f"custom_labels.{key}", value, MAX_NAME)
     modalities = fields.get("modalities")
     if modalities is not None:
         for i, entry in enumerate(sequence("modalities", modalities, 4096, "names")):
             if entry is not None:
                 text(f"modalities[{i}]", entry, MAX_NAME)
+
+
+def _labels(labels: Any, limits: Limits) -> None:
+    """NOTE: a name that the metrics do not have would end SGLang's tokenizer manager, at the first token."""
+    if labels is None:
+        return
+    if not isinstance(labels, Mapping):
+        raise Refusal("custom_labels", labels, "an object of strings")
+    for key, value in labels.items():
+        if key not in limits.labels:
+            known = f"one of {', '.join(sorted(limits.labels))}" if limits.labels else "no label"
+            raise Refusal("custom_labels key", key, f"{known} (--tokenizer-metrics-allowed-custom-labels)")
+        text(f"custom_labels.{key}", value, MAX_NAME)
 
 
 def _logprobs(fields: Mapping[str, Any], prompts: int | None, samples: int, limits: Limits) -> None:

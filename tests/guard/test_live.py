@@ -19,7 +19,7 @@ from tests.servers import Server
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 HEALTH_S = 3
-FLAGS = ("--served-model-name", "m", "--health-timeout-s", str(HEALTH_S), "--guard-max-n", "8")
+FLAGS = ("--served-model-name", "m", "--health-timeout-s", str(HEALTH_S), "--guard-max-n", "8", "--enable-metrics")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,24 @@ def test_any_request_is_answered_and_harms_nobody(server: Server) -> None:
 
     with Neighbour(server, 1500):
         sent()
+    assert ask(server, "/health", method="GET")[0] == 200
+
+
+CONTROL: tuple[tuple[str, object], ...] = (
+    ("/start_expert_distribution_record", None),
+    ("/stop_expert_distribution_record", None),
+    ("/dump_expert_distribution_record", None),
+    ("/stop_profile", None),
+    ("/generate", {"text": "a", "custom_labels": {"a": "b"}}),
+)
+
+
+def test_what_this_server_was_not_started_for_is_refused(server: Server) -> None:
+    """The scheduler's handlers of such requests raise, and unknown labels end the metrics: nobody else is touched."""
+    with Neighbour(server, 400):
+        for path, body in CONTROL:
+            error = refused(server, path, body)
+            assert error["message"], path
     assert ask(server, "/health", method="GET")[0] == 200
 
 

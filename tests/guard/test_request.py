@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from glm_runtime.guard import Limits, Refusal, check
 
-LIMITS = Limits(vocab=512, context=1024, hidden=4)
+LIMITS = Limits(vocab=512, context=1024, hidden=4, labels=frozenset({"a"}))
 
 
 def request(**fields: Any) -> SimpleNamespace:
@@ -47,6 +47,7 @@ FINE = [
     request(input_embeds=[[0.0, 1.0, -1.0, 0.5]]),
     request(image_data=[None], audio_data=[], video_data=None, lora_path=None),
     request(logprob_start_len=-1, token_ids_logprob=[1, 2], priority=-(2**31)),
+    request(custom_labels={"a": "x"}),
     params(temperature=0, top_p=1, top_k=-1, min_p=0, n=128, max_new_tokens=0, stop=["x"], stop_token_ids=[1, None]),
     params(temperature=None, top_k=None, stop=None, json_schema=None, regex="", logit_bias={"5": -100, "511": 1.5}),
     params(json_schema='{"type": "object"}', custom_params={"a": 1, "b": [1, "x"], "c": {"d": None}}),
@@ -113,6 +114,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("bootstrap_room", request(bootstrap_room="x")),
     ("multi_item_delimiter_indices[0]", request(multi_item_delimiter_indices=[-1])),
     ("custom_labels.a", request(custom_labels={"a": 1})),
+    ("custom_labels key", request(custom_labels={"b": "x"})),
+    ("custom_labels", request(custom_labels=["a"])),
     ("sampling_params", request(sampling_params=5)),
     ("sampling_params", request(sampling_params=[{}])),
     ("sampling_params", request(text=["a", "b"], sampling_params=[{}])),
