@@ -84,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(error)
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
+    except BrokenPipeError:  # --help into a reader that has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except Exception as error:
         if Given(arguments).value("--log-level") == "debug":
             raise

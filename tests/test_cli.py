@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,15 @@ def test_every_flag_of_ours_has_a_line_of_help() -> None:
     add_arguments(parser)
     for action in parser._actions:
         assert action.help, action.option_strings
+
+
+def test_help_into_a_reader_that_has_seen_enough() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "glm_runtime.launch_server", "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_list_policies(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from attention.cuda.choice import ChoiceError, Machine, choose
 from attention.flags import CPU_MAX_LOGITS_MB, AttentionFlags
 from attention.geometry import Geometry
-from attention.indexer.split import DEFAULT_MAX_LOGITS_MB
+from attention.indexer.split import DEFAULT_MAX_LOGITS_MB, logits_elements
 from glm_runtime import memory
 from glm_runtime.plan.devices import Device
 from glm_runtime.plan.shapes import Model, PlanError
@@ -26,6 +26,8 @@ KV_KINDS = ("float32", "bfloat16", "fp8_e4m3")
 LIBRARIES = ("deep_gemm", "flash_mla", "flashinfer", "sgl_kernel")
 """Taken to be there."""
 SPLITS = ("head-tail", "interleave", "zigzag")
+MOST_WORK = 1 << 22
+"""Rows of steps (steps x requests in them) and chunks of a layer that a plan walks through; more take minutes."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,23 @@ class Setup:
                 f"--tp-size {self.sizes.tp} does not divide the model's {self.model['num_attention_heads']} heads"
             )
         self.ledger_config()  # raises what contradicts itself
+        self._check_work()
         _ = self.reads
+
+    def _check_work(self) -> None:
+        """PlanError for a plan that would not end: it walks through every step, and every chunk of a layer."""
+        budget = self.ledger_flags.max_num_batched_tokens
+        assert budget is not None
+        gap = max(1, self.ledger_flags.prefill_schedule_interval) if self.decodes else 1
+        steps = -(-self.context // budget) * gap
+        chunks = self.context * self.context // 2 // logits_elements(self.logits_bytes) if self.qchunk else 0
+        # NOTE: a step costs about as much as 32 chunks, whoever is in it.
+        if steps * (32 + self.decodes) + chunks > MOST_WORK:
+            raise PlanError(
+                f"--context {self.context} at --max-num-batched-tokens {budget} makes {steps:,} steps of up to "
+                f"{self.decodes + 1:,} requests and about {chunks:,} indexer chunks a layer, too many to plan one by "
+                "one; plan a shorter prompt, a larger budget or fewer decodes"
+            )
 
     @property
     def position_limit(self) -> int:

@@ -55,7 +55,7 @@ def read_log(path: str | os.PathLike[str], topk: int) -> list[Logged]:
                     if not isinstance(step["rows"], dict) or step["ms"] is None:
                         raise KeyError("rows")
                     float(step["at"]), float(step["ms"]), int(step["prefill_tokens"]), int(step["decode_rows"])
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise LogError(f"{path}:{place}: no step record ({error})") from None
                 raw.append(step)
     except OSError as error:

@@ -13,6 +13,7 @@ Source: SGLang 0.5.23 srt/managers/scheduler.py, schedule_policy.py, mem_cache/p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from glm_runtime.simulate.req import Req, Rows
@@ -48,6 +49,10 @@ class StockConfig:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.schedule_conservativeness < math.inf:
+            raise ValueError(
+                f"--schedule-conservativeness {self.schedule_conservativeness}: a number of at least 0 is needed"
+            )
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1:
             raise ValueError(f"chunked_prefill_size must be at least 1, not {self.chunked_prefill_size}")
 

@@ -29,7 +29,7 @@ def json_row(path: object, line: int, text: str) -> dict[str, Any]:
     """One line as a JSON object. Raises TraceError."""
     try:
         row = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TraceError(path, line, f"no JSON: {text.strip()[:60]!r}") from None
     if not isinstance(row, dict):
         raise TraceError(path, line, "no JSON object")
@@ -54,7 +54,7 @@ def parse(path: object, lines: Iterable[str]) -> list[Request]:
                 tuple(ids),
                 BLOCK_SIZE if ids else 0,
             )
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise TraceError(path, place, str(error)) from None
         found.append(request)
     return found

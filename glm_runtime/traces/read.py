@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -44,7 +45,7 @@ def _parser(path: object, first: str, kind: str | None) -> Callable[[object, Ite
             return azure.parse
         try:
             head = json.loads(first)
-        except ValueError:
+        except (ValueError, RecursionError):
             head = {}
         return record.parse if isinstance(head, dict) and "format" in head else mooncake.parse
     if kind == "mooncake":
@@ -60,7 +61,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[Iterator[str]]:
             raw.seek(0)
             with gzip.open(raw, "rt", encoding="utf-8") if packed else io.TextIOWrapper(raw, "utf-8") as text:
                 yield iter(text)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(path, None, getattr(error, "strerror", None) or str(error)) from None
     except UnicodeDecodeError:
         raise TraceError(path, None, "no UTF-8 text") from None

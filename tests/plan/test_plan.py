@@ -159,6 +159,9 @@ def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ep", "3"], "--ep-size 3"),
         (["--context", "0"], "--context 0"),
         (["--budgets", "1,x"], "--budgets 1,x"),
+        (["--context", "9" * 24], "too many to plan"),
+        (["--context", "1048576", "--max-num-batched-tokens", "1"], "too many to plan"),
+        (["--context", "1048576", "--decodes", "1000000"], "too many to plan"),
         (["--mem-fraction-static", "0"], "--mem-fraction-static 0"),
     ],
 )

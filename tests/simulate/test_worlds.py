@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from glm_runtime.simulate.fleet import requests_of
 from glm_runtime.simulate.metrics import Metrics, report
 from glm_runtime.simulate.replica import OVERLAPS, Overlap, Replica
+from glm_runtime.simulate.stock import StockConfig
 from glm_runtime.simulate.tree import PrefixTree
 from tests.simulate.worlds import World, cost, ledger, stock, trace
 
@@ -84,3 +87,9 @@ def test_plain_decodes_taken_in_one_go_change_nothing(name: str, overlap: Overla
     assert in_one_go.pop("kv_use_mean") == pytest.approx(one_by_one.pop("kv_use_mean"), rel=0.05)
     assert in_one_go == pytest.approx(one_by_one, rel=1e-9)
     assert few < many / 3
+
+
+def test_a_share_that_is_no_number_is_refused() -> None:
+    for value in (math.nan, math.inf, -1.0):
+        with pytest.raises(ValueError, match="--schedule-conservativeness"):
+            StockConfig(max_running_requests=4, schedule_conservativeness=value)

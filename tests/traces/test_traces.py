@@ -83,6 +83,9 @@ HEAD = json.dumps(header(16))
         ((HEAD, '{"t": 0, "prompt_tokens": 5, "output_tokens": 1, "blocks": ["zz"]}'), 2, "block 'zz'"),
         ((HEAD.replace("1,", "2,", 1),), 1, "version 2"),
         (("when,what",), 1, "no known kind"),
+        (('{"timestamp": 1' + "0" * 400 + ', "input_length": 5, "output_length": 1}',), 1, "too large"),
+        (('{"input_length": ' + "[" * 100_000,), 1, "no JSON"),
+        ((HEAD, '{"t": 1' + "0" * 400 + ', "prompt_tokens": 5, "output_tokens": 1}'), 2, "arrival"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, lines: tuple[str, ...], line: int, text: str) -> None:
@@ -97,6 +100,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     for path, text in ((tmp_path / "absent", "No such file"), (write(tmp_path, RELATIVE), "no requests")):
         with pytest.raises(TraceError, match=text):
             read(path)
+    packed = bytearray(gzip.compress(RELATIVE.encode() + b"\n0,1,1" * 999))
+    packed[12:32] = b"\xff" * 20
+    (tmp_path / "broken.gz").write_bytes(packed)
+    with pytest.raises(TraceError, match="decompressing"):
+        read(tmp_path / "broken.gz")
     with pytest.raises(TraceError, match="kind 'csv' is unknown"):
         read(tmp_path, "csv")
     with pytest.raises(TraceError, match="prefix_block_ids_N"):
