@@ -112,7 +112,7 @@ def serve(options: Options, given: Given) -> None:
     if path is not None:
         model_files.check(path, given.value("--load-format"), given.value("--json-model-override-args"))
     port = given.value("--port") or str(DEFAULT_PORT)
-    if port.isdigit():
+    if port.removeprefix("-").isdecimal():
         refuse.port(given.value("--host") or "127.0.0.1", int(port))
         if not ports.hold(int(port)):
             raise ConfigError(f"--port {port}: another server is starting on it; choose another")

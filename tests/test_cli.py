@@ -123,6 +123,13 @@ def test_help_into_a_reader_that_has_seen_enough() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+def test_a_negative_port_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--port", "-1"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "glm_runtime: error: --port -1 is no port (1 to 65535)\n"
+
+
 def test_list_policies(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--list-policies"])
     text = capsys.readouterr().out
