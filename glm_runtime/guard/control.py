@@ -12,6 +12,7 @@ NOTE: requests that generate are not touched here (`scheduler.py`), nor is the e
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -102,8 +103,21 @@ async def answered(original: Callable[..., Any], communicator: Any, obj: Any) ->
     return results
 
 
+def writable(folder: str | None) -> None:
+    """Raise Refusal where a profile could not be written: the scheduler would find out in the midst of its steps."""
+    if folder is None:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise Refusal("output_dir", folder, f"a folder that can be made ({describe(error)})") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Refusal("output_dir", folder, "a folder that can be written to")
+
+
 async def profiled(original: Callable[..., Any], manager: Any, req: Any) -> Any:
     """`_execute_profile`: a profile that cannot be started or stopped is the caller's to mend, no failure of ours."""
+    writable(req.output_dir)
     try:
         return await original(manager, req)
     except RuntimeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,3 +79,13 @@ def test_requests_that_generate_are_left_alone() -> None:
         scheduler._request_dispatcher(tokenized())
     answer = scheduler._request_dispatcher(io_struct.SlowDownReqInput(forward_sleep_time=None))
     assert answer.rid == control.FAILED + "an error of the model"
+
+
+def test_a_profile_goes_where_it_can_be_written(tmp_path: Path) -> None:
+    control.writable(None)
+    control.writable(str(tmp_path / "new" / "folder"))
+    (tmp_path / "file").write_text("")
+    for folder in ("/proc/nowhere", str(tmp_path / "file"), "a\0b"):
+        with pytest.raises(Refusal) as refused:
+            control.writable(folder)
+        assert refused.value.field == "output_dir"

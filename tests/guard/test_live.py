@@ -63,6 +63,7 @@ CONTROL: tuple[tuple[str, object], ...] = (
     ("/start_expert_distribution_record", None),
     ("/stop_expert_distribution_record", None),
     ("/dump_expert_distribution_record", None),
+    ("/start_profile", {"output_dir": "/proc/nowhere", "num_steps": 1, "activities": ["CPU"]}),
     ("/stop_profile", None),
     ("/generate", {"text": "a", "custom_labels": {"a": "b"}}),
 )
