@@ -1,12 +1,14 @@
 """`glm_runtime.Engine`: the in-process form, as `sglang.Engine`, with our options as keyword arguments.
 
-engine = glm_runtime.Engine(policy="sglang", dtype="float32", max_total_tokens=8192)
-engine.generate("Hello", {"max_new_tokens": 8})
-engine.shutdown()
+if __name__ == "__main__":  # SGLang's processes import this file again
+    engine = glm_runtime.Engine(policy="sglang", dtype="float32", max_total_tokens=8192)
+    engine.generate("Hello", {"max_new_tokens": 8})
+    engine.shutdown()
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -38,6 +40,11 @@ def Engine(**arguments: Any) -> Any:
     """
     from glm_runtime import config, model_files, prepare, symbols
 
+    if multiprocessing.parent_process() is not None and config.asked() is not None:
+        raise ConfigError(
+            "an engine is being made while one of its own processes starts: that process imports the script again; "
+            'put what makes the engine under `if __name__ == "__main__":`'
+        )
     if config.asked() is not None:
         raise ConfigError("an engine of this process is still running; shut it down first (engine.shutdown())")
     ours = {name: arguments.pop(name) for name in list(arguments) if name in Options.names()}

@@ -41,8 +41,8 @@ class Step:
         hits: of the admitted, request id -> tokens found in the prefix cache; filled with `rows`.
         recomputed: rows of admitted requests that had been computed before a preemption and are lost.
         running, waiting: requests after planning.
-        free_tokens: KV tokens left after its promises; filled with `rows`.
-        planned_ms: time to decide it and to build its batch.
+        free_tokens: KV tokens left after its promises.
+        planned_ms: time to decide it and to build its batch; 0 under stock scheduling, which is not timed.
         ms: wall time of the step (CPU: of its forward; else from result to result); None while in flight.
         predicted_ms: the step-time model's forecast of `ms`; None without one.
         rank_rows, rank_visits: rows of each prefill rank, and the keys that they see; empty with one rank.

@@ -36,6 +36,9 @@ class StockSteps:
             chunks=int(chunked is not None),
             running=len({id(req) for req in (*scheduler.running_batch.reqs, *batch.reqs)}),
             waiting=len(scheduler.waiting_queue),
+            free_tokens=int(
+                scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
+            ),
         )
         if decode:
             self._sharing.note(step, lens, [length - 1 for length in batch.seq_lens_cpu.tolist()])
@@ -47,7 +50,4 @@ class StockSteps:
                 prompts = zip(batch.reqs[: len(batch.reqs) - decoding], batch.prefix_lens, strict=False)
                 step.hits = {req.rid: int(prefix) for req, prefix in prompts if req.rid != self._half}
                 self._half = None if chunked is None else chunked.rid
-            step.free_tokens = int(
-                scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
-            )
         return step

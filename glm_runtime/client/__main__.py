@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from glm_runtime.client import Client, ClientError
+from glm_runtime.client import Client, ClientError, Lost
 from glm_runtime.client.sync import DEFAULT
 from glm_runtime.ending import fail
 from glm_runtime.errors import ConfigError
@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> None:
             print()
     except (ConfigError, ValueError) as error:
         fail(error)
+    except Lost as error:
+        fail(f"--endpoint {given.endpoint}: {error}; was the server started with --zmq-endpoint?", code=1)
     except ClientError as error:
         fail(error, code=1)
     except KeyboardInterrupt:

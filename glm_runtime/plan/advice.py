@@ -91,8 +91,8 @@ def variants(setup: Setup) -> list[tuple[str, Setup]]:
                     f"--indexer-tp-shard-min-rows {text}",
                     attention=replace(setup.attention, indexer_tp_shard_min_rows=rows),
                 )
-    if setup.sizes.tp % 2 == 0 and setup.sizes.pcp == 1 and setup.sizes.dcp == 1:
-        half = replace(setup.sizes, tp=setup.sizes.tp // 2, pcp=2)
+    if setup.device.is_cpu and setup.sizes.tp == 2 and setup.sizes.pcp == 1 and setup.sizes.dcp == 1:
+        half = replace(setup.sizes, tp=1, pcp=2)  # on a GPU, and beside other ranks, a server refuses it
         attention = replace(setup.attention, indexer_tp_shard_min_rows=None)
         add(f"--tp-size {half.tp} --prefill-context-parallel-size 2", sizes=half, attention=attention)
     if setup.device.is_cpu is False and setup.kv == "bfloat16":

@@ -120,6 +120,8 @@ def _model(setup: Setup) -> Section:
     part.add("weights", setup.weights)
     if setup.refused:
         part.notes.append(setup.refused)
+    if setup.unbuilt:
+        part.notes.append(setup.unbuilt)
     return part
 
 

@@ -148,6 +148,16 @@ class Setup:
         )
 
     @property
+    def unbuilt(self) -> str | None:
+        """Why no server starts with these ranks yet, or None."""
+        if self.device.is_cpu or self.sizes.pcp == self.sizes.dcp == 1:
+            return None
+        return (
+            "on a GPU --prefill-context-parallel-size and --decode-context-parallel-size are refused with qchunk and "
+            "workspace, and --cp-split head-tail is refused: counted and timed as if they were built"
+        )
+
+    @property
     def ledger_flags(self) -> LedgerFlags:
         """The ledger's flags with the device's defaults filled in."""
         kind = "cpu" if self.device.is_cpu else "cuda"

@@ -41,7 +41,9 @@ def _parser(path: object, first: str, kind: str | None) -> Callable[[object, Ite
     if kind is None:
         if csv:
             if azure.block_size_of(first.lstrip("\ufeff")) is None:
-                raise TraceError(path, 1, f"{first.strip()[:60]!r} is the first line of no known kind; name it")
+                raise TraceError(
+                    path, 1, f"{first.strip()[:60]!r} is the first line of no known kind; name it with --trace-kind"
+                )
             return azure.parse
         try:
             head = json.loads(first)

@@ -413,6 +413,7 @@ class LedgerScheduler(Scheduler):
             recomputed=again,
             running=len(self.ledger.running),
             waiting=len(self.ledger.waiting),
+            free_tokens=self.kv_port.room(),
             planned_ms=(time.monotonic() - started) * 1e3,
             predicted_ms=plan.predicted_ms,
         )
@@ -423,7 +424,6 @@ class LedgerScheduler(Scheduler):
             else:
                 self.glm_sharing.note(step, batch.extend_lens, batch.prefix_lens)
         if self.steps.detailed:
-            step.free_tokens = self.kv_port.room()
             step.rows = {request.id: rows for request, rows in plan.tokens.items()}
             step.hits = {request.id: request.num_cached_tokens for request in plan.admitted}
         return step

@@ -95,9 +95,9 @@ def test_parts_of_a_rank_add_up() -> None:
 
 def test_decodes_take_their_rows_first() -> None:
     steps = timeline(tiny()).prefill
-    assert [step.rows for step in steps[:-1]] == [448] * (len(steps) - 1)  # 508 left, cut to the page's end
+    assert all(508 - 508 // 16 <= step.rows <= 508 for step in steps[:-1])  # the page's end only where it is near
     assert all(step.decode_rows == 4 and step.tokens <= 512 for step in steps)
-    assert [step.start for step in steps] == [448 * i for i in range(len(steps))]
+    assert [step.start for step in steps] == [sum(step.rows for step in steps[:i]) for i in range(len(steps))]
     assert steps[0].decode_context < steps[-1].decode_context
 
 
