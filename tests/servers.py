@@ -121,6 +121,9 @@ def launch(
         env: variables on top of this process's environment; None removes one.
         limit_s: after so long everything is killed and `code` is None.
     """
+    if command == COMMAND and "--port" not in flags:
+        # NOTE: the default port is one for all, and another worker's launch may hold it.
+        flags = ("--port", str(free_port()), *flags)
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
