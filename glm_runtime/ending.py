@@ -10,6 +10,7 @@ The child's traceback stays in the log; the last line on standard error is ours.
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -143,6 +144,8 @@ def on_child_failure(number: int, frame: FrameType | None) -> None:
     """SIGQUIT while starting: a child has failed. Raises ChildFailed with its reason in the main thread."""
     from glm_runtime import config
 
+    # NOTE: SGLang's half-made ZMQ sockets would wait for their dead peers when collected; at exit they do not.
+    gc.disable()
     end_children()
     request = config.asked()
     reason = first_reason(request.failures) if request is not None else None
