@@ -222,14 +222,14 @@ def test_tight_aborts(tight: Server, expected: dict[str, Reply]) -> None:
 
 
 def test_tight_streams(tight: Server, expected: dict[str, Reply]) -> None:
-    """No event is empty, none is lost."""
+    """No token is lost or sent twice. An event may bring none, after a preemption or a hand-over."""
     cases = again([case for case in plain_cases() if case.name.startswith(("plain", "shared"))], 11)
     with flipping(tight, 3), ThreadPoolExecutor(len(cases)) as pool:
         streams = list(pool.map(lambda case: list(events(tight, case)), cases))
     for case, found in zip(cases, streams, strict=True):
         counts = [len(event["output_ids"]) for event in found]
         assert counts[0] >= 1, case.name
-        assert counts[:-1] == sorted(set(counts[:-1])), case.name
+        assert counts == sorted(counts), case.name
         assert found[-1]["output_ids"] == expected[case.name.rsplit("-", 1)[0]].tokens, case.name
     drained(tight)
 
