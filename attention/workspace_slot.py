@@ -32,6 +32,7 @@ from torch import Tensor
 
 from attention import kernels
 from attention.batch import PAGE_SIZE, AttentionBatch, Part
+from attention.counters import PrefillCounters
 from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
@@ -61,16 +62,6 @@ class Gathered:
     starts: WorkspaceRows
     lengths: Int32s
     owner: Int32s
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since start: query rows, once a step; contexts gathered, in rows and once a layer."""
-
-    paged_rows: int = 0
-    gathered_rows: int = 0
-    gathers: int = 0
-    workspace_rows: int = 0
 
 
 @dataclass(slots=True)
@@ -108,19 +99,16 @@ class Workspace:
         # NOTE: pages of this buffer become real memory when they are first written.
         self.buffer = torch.empty((self.rows, LATENT_DIM), dtype=self.dtype)
         self.own = torch.empty((share, LATENT_DIM), dtype=self.dtype)
-        self.counters = Counters()
+        self.counters = PrefillCounters()
         self._plan: _Plan | None = None
 
     def facts(self) -> dict[str, Any]:
         """Buffer in bytes, factor and counters, as plain JSON values."""
-        done = self.counters
         return {
             "sparse_mla_prefill_workspace_factor": self.factor,
             "prefill_workspace_rows": self.rows,
             "prefill_workspace_bytes": (self.buffer.numel() + self.own.numel()) * self.buffer.element_size(),
-            "prefill_rows": {"paged": done.paged_rows, "gathered": done.gathered_rows},
-            "prefill_work": {"gathers": done.gathers, "workspace_rows": done.workspace_rows},
-        }
+        } | self.counters.facts()
 
     def attend(
         self,

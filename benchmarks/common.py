@@ -27,6 +27,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from glm_runtime.ab.host import cpu_model
+
 QUICK_LIMIT_S = 50.0
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -144,17 +146,6 @@ def ratio(times: Mapping[str, Sequence[float]], over: str, under: str) -> float:
 
 
 # ---- the machine -------------------------------------------------------------------------------------------------
-
-
-def cpu_model() -> str:
-    """Name of the processor as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def version_of(distribution: str) -> str | None:

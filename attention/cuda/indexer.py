@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from attention.batch import PAGE_SIZE
+from attention.counters import IndexerCounters
 from attention.cuda.calls import Calls
 from attention.cuda.step import Kind, Step, put
 from attention.geometry import Geometry
@@ -82,19 +83,6 @@ class Gathered:
 
 
 @dataclass(slots=True)
-class Counters:
-    """Since start, as the CPU slot counts: rows once a step, chunks and gathers once a layer."""
-
-    dense_rows: int = 0
-    paged_rows: int = 0
-    gathered_rows: int = 0
-    sharded_rows: int = 0
-    chunks: int = 0
-    gathers: int = 0
-    key_slices: int = 0
-
-
-@dataclass(slots=True)
 class _Plan:
     step: Step
     pieces: list[Rows | Gathered] = field(default_factory=list)
@@ -141,24 +129,16 @@ class ChunkedIndexer:
         self.keys = torch.empty((self.rows, INDEX_DIM), dtype=torch.float8_e4m3fn, device=device)
         self.scales = torch.empty(self.rows, dtype=torch.float32, device=device)
         self.room = torch.empty(0 if calls.allocates_scores else self.elements, dtype=torch.float32, device=device)
-        self.counters = Counters()
+        self.counters = IndexerCounters(dense_rows=0)
         self._plan: _Plan | None = None
 
     def facts(self) -> dict[str, Any]:
         """Buffers in bytes, caps and counters, under the names of the CPU slot."""
-        done = self.counters
         return {
             "indexer_workspace_rows": self.rows,
             "indexer_workspace_bytes": workspace_bytes(self.rows),
             "indexer_logits_bytes": self.cap,
-            "indexer_rows": {
-                "dense": done.dense_rows,
-                "paged": done.paged_rows,
-                "gathered": done.gathered_rows,
-                "sharded": done.sharded_rows,
-            },
-            "indexer_work": {"chunks": done.chunks, "gathers": done.gathers, "key_slices": done.key_slices},
-        }
+        } | self.counters.facts()
 
     def select(self, step: Step, q: Tensor, weights: Tensor, cache: IndexCache, out: Tensor | None = None) -> Tensor:
         """Top-k positions of each query row.
@@ -222,7 +202,7 @@ class ChunkedIndexer:
                     pages = step.page_table[first:stop, : -(-width // PAGE_SIZE)]
                     self.counters.paged_rows += b - a
                 else:
-                    self.counters.dense_rows += b - a
+                    self.counters.dense_rows = (self.counters.dense_rows or 0) + b - a
                 self._plan.pieces.append(Rows(kind, a, b, seen, width, pages))
         return self._plan
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention.counters import PrefillCounters
 from attention.cuda.calls import Calls
 from attention.cuda.step import Step, put
 from attention.geometry import Geometry
@@ -42,16 +43,6 @@ class Piece:
     counts: Tensor
     slots: Tensor | None = None
     starts: Tensor | None = None
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since start, as the CPU slot counts: query rows once a step, contexts gathered in rows and once a layer."""
-
-    paged_rows: int = 0
-    gathered_rows: int = 0
-    gathers: int = 0
-    workspace_rows: int = 0
 
 
 @dataclass(slots=True)
@@ -81,19 +72,16 @@ class GatheredPrefill:
         self.topk, self.calls, self.device = geometry.topk, calls, device
         geometry.afford(workspace_bytes(self.rows), "the prefill workspace", "--sparse-mla-prefill-workspace-factor")
         self.buffer = torch.empty((self.rows, LATENT_DIM), dtype=torch.bfloat16, device=device)
-        self.counters = Counters()
+        self.counters = PrefillCounters()
         self._plan: _Plan | None = None
 
     def facts(self) -> dict[str, Any]:
         """Buffer in bytes, factor and counters, under the names of the CPU slot."""
-        done = self.counters
         return {
             "sparse_mla_prefill_workspace_factor": self.factor,
             "prefill_workspace_rows": self.rows,
             "prefill_workspace_bytes": workspace_bytes(self.rows),
-            "prefill_rows": {"paged": done.paged_rows, "gathered": done.gathered_rows},
-            "prefill_work": {"gathers": done.gathers, "workspace_rows": done.workspace_rows},
-        }
+        } | self.counters.facts()
 
     @overload
     def attend(

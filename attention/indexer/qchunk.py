@@ -32,6 +32,7 @@ from torch import Tensor
 
 from attention import kernels
 from attention.batch import AttentionBatch
+from attention.counters import IndexerCounters
 from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.indexer.metadata import ChunkMetadata, Int32s, KeyGroup, chunk_metadata
@@ -71,18 +72,6 @@ class Gathered:
     chunks: list[ChunkMetadata]
     slots: dict[int, Tensor]  # first request of a group -> cache slots of the group's keys, int64
     sizes: list[int] | None = None
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the slot has done since start, for GET /policy; rows count once a step, chunks and gathers once a layer."""
-
-    paged_rows: int = 0
-    gathered_rows: int = 0
-    sharded_rows: int = 0
-    chunks: int = 0
-    gathers: int = 0
-    key_slices: int = 0
 
 
 @dataclass(slots=True)
@@ -129,19 +118,16 @@ class QChunk:
         self.logits = torch.empty(room, dtype=torch.float32)
         self.keys = torch.empty(blocks * cpu_chunk.BLOCK * self.form.key_bytes, dtype=torch.uint8)
         self.scales = torch.empty(blocks * cpu_chunk.BLOCK if self.form.scaled else 0, dtype=torch.float32)
-        self.counters = Counters()
+        self.counters = IndexerCounters()
         self._plan: _Plan | None = None
 
     def facts(self) -> dict[str, Any]:
         """Buffers in bytes, caps and counters, as plain JSON values."""
-        done = self.counters
         return {
             "indexer_workspace_rows": self.rows,
             "indexer_workspace_bytes": self.keys.numel() + 4 * self.scales.numel(),
             "indexer_logits_bytes": LOGIT_BYTES * self.logits.numel(),
-            "indexer_rows": {"paged": done.paged_rows, "gathered": done.gathered_rows, "sharded": done.sharded_rows},
-            "indexer_work": {"chunks": done.chunks, "gathers": done.gathers, "key_slices": done.key_slices},
-        }
+        } | self.counters.facts()
 
     def select(
         self,

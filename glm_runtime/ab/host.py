@@ -12,14 +12,15 @@ from typing import Any
 def machine() -> dict[str, Any]:
     """Processor, cores, load, GPU if there is one, versions."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {"cpu": _cpu(), "cores": f"{cores} cores", "gpu": _gpu()}
+    found: dict[str, Any] = {"cpu": cpu_model(), "cores": f"{cores} cores", "gpu": _gpu()}
     for name in ("sglang", "torch"):
         found[name] = f"{name} {_version(name)}"
     found["load_1min"] = f"load {os.getloadavg()[0]:.1f} at the end"
     return found
 
 
-def _cpu() -> str:
+def cpu_model() -> str:
+    """Name of the processor as the system tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

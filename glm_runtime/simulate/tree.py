@@ -116,19 +116,14 @@ class PrefixTree:
 
     def peek(self, pages: Pages, most: int) -> int:
         """Pages of the longest cached prefix; nothing is touched or split."""
-        node, count = self.root, 0
-        while count < most:
-            child = node.children.get(pages[count])
-            if child is None:
-                break
-            same = _common(child.pages, pages, count, most)
-            count += same
-            if same < len(child.pages):
-                break
-            node = child
-        return count
+        return self._descend(pages, most)[1]
 
     def _walk(self, pages: Pages, most: int) -> tuple[Node, int]:
+        node, count, same = self._descend(pages, most)
+        return (self._split(node.children[pages[count - same]], same) if same else node), count
+
+    def _descend(self, pages: Pages, most: int) -> tuple[Node, int, int]:
+        """The last node met whole, pages met in all, and how many of them belong to a child met half-way."""
         node, count = self.root, 0
         while count < most:
             child = node.children.get(pages[count])
@@ -137,9 +132,9 @@ class PrefixTree:
             same = _common(child.pages, pages, count, most)
             count += same
             if same < len(child.pages):
-                return self._split(child, same), count
+                return node, count, same
             node = child
-        return node, count
+        return node, count, 0
 
     def _touch(self, node: Node) -> None:
         self._clock += 1
