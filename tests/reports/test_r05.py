@@ -36,7 +36,8 @@ def test_steps_stay_within_the_budget(hall: Hall, name: str, budget: int, length
     assert max(sum(step["rows"].values()) for step in steps) <= budget
     assert sum("r05 long" in step["rows"] for step in steps) >= length // budget
     drained(server)
-    assert sum("r05 long" in step["rows"] for step in steps) <= planned_steps(budget, length)
+    # Beside the stream's own prompt it begins with fewer rows, so pages end elsewhere; each costs 1 row in 16 at most.
+    assert sum("r05 long" in step["rows"] for step in steps) <= planned_steps(budget, length) * 17 // 16 + 1
 
 
 def planned_steps(budget: int, length: int) -> int:
