@@ -55,7 +55,10 @@ def test_decodes_never_wait_for_a_prompt(hall: Hall) -> None:
     together(server, streams + longs)
     steps = hall.steps("narrow", before)
     for stream in streams:
-        own = [step["number"] for step in steps if stream.name in step["rows"]]
+        own = [(step["number"], step["rows"][stream.name]) for step in steps if stream.name in step["rows"]]
+        # A long prompt that came first may cut this one's in two; from its last piece on it decodes.
+        ends = next(i for i in range(len(own)) if sum(rows for _, rows in own[: i + 1]) >= len(stream.ids))
+        own = [number for number, _ in own[ends:]]
         assert len(own) == own[-1] - own[0] + 1, f"{stream.name} sat out"
     assert sum(step["chunks"] >= 1 for step in steps) >= 3 * 900 // 128 - 3
     assert all(step["left_out"] == 0 for step in steps)
