@@ -1,6 +1,7 @@
 """Sparse attention of GLM-MoE-DSA: cache layouts, lightning indexer, sparse MLA, and the kernels below them.
 
-layouts, batch, scratch    what memory looks like
+page, layouts, batch,      what memory looks like
+scratch
 indexer/                   which keys a query row reads
 paged, workspace_slot,     how it reads them; workspace and topk_remap plan the second, dense is the short cut
 dense

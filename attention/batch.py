@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE_SIZE = 64
+from attention.page import PAGE_SIZE
 
 
 @dataclass(frozen=True)

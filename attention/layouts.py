@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE
+from attention.page import PAGE_SIZE
 
 NOPE_DIM = 512
 ROPE_DIM = 64

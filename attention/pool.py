@@ -21,8 +21,8 @@ import torch
 from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
-from attention.batch import PAGE_SIZE
 from attention.layouts import IndexCache, LatentCache
+from attention.page import PAGE_SIZE
 from attention.shards import ShardedCache, Shards
 from parallel.dcp import page_tokens
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from attention import kernels, paged
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.layouts import LATENT_DIM, NOPE_DIM, PACKED_BYTES, LatentCache, store_latent
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from attention.shards import ShardedCache, Shards
 from attention.topk_remap import WorkspaceRows, remap

@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attention import kernels
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.layouts import LATENT_DIM, NOPE_DIM, LatentCache
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from attention.topk_remap import Int32s, PagedRows, Placement, WorkspaceRows, remap
 from parallel.collectives import all_gather_equal, all_to_all

@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 
 from attention import kernels
-from attention.batch import PAGE_SIZE, AttentionBatch, Part
+from attention.batch import AttentionBatch, Part
 from attention.counters import PrefillCounters
 from attention.dense import page_runs
 from attention.geometry import Geometry
 from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from attention.shards import ShardedCache, Shards
 from attention.topk_remap import Int32s, PagedRows, WorkspaceRows, remap

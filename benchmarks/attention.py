@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attention import paged
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.indexer import ragged
 from attention.indexer.numerics import IndexerWeights, project, rope_interleaved, rope_tables
 from attention.kernels import cpu, reference
@@ -38,6 +38,7 @@ from attention.layouts import (
     store_index,
     store_latent,
 )
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from benchmarks.common import Ask, Report, interleave, measure_floor, median, parser, ratio
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attention.batch import PAGE_SIZE
 from attention.layouts import INDEX_DIM, INDEX_PAGE_BYTES, LATENT_DIM, NOPE_DIM, PACKED_BYTES, ROPE_DIM
+from attention.page import PAGE_SIZE
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 KINDS = (*ELEMENT_BYTES, "fp8_e4m3")

@@ -14,10 +14,10 @@ from typing import Any
 from msgspec import structs
 
 from attention import flags as attention_flags
+from attention.page import PAGE_SIZE
 from glm_runtime import decode_ranks, drain, ending, health, ports, quiet, record, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import CRASH_DUMPS, PLUGIN, WHOLE_WEIGHTS, ConfigError, RuntimeConfig
-from glm_runtime.memory import PAGE_SIZE
 from glm_runtime.threads import OMP_VARIABLES, binding, given_threads, threads_per_rank, usable_cores
 from parallel import flags as parallel_flags
 from policies.base import FLAGS, Policy

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention.backend_name import NAME
+from attention.page import PAGE_SIZE
 from glm_runtime import decode_ranks
 from glm_runtime.config import ConfigError, RuntimeConfig
-from glm_runtime.memory import PAGE_SIZE, odd_width, pool_tokens, token_bytes
+from glm_runtime.memory import odd_width, pool_tokens, token_bytes
 from glm_runtime.model_files import override
 from parallel import flags as parallel_flags
 from parallel.dcp import page_tokens

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attention.page import PAGE_SIZE
 from glm_runtime.config import ConfigError, gpu_slots
-from glm_runtime.memory import PAGE_SIZE
 from glm_runtime.refuse import Rule, _in, _off, _one
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention import layouts
-from attention.batch import PAGE_SIZE
+from attention.page import PAGE_SIZE
 from glm_runtime import memory
 
 CONFIG = {

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE
 from attention.counters import IndexerCounters
 from attention.cuda.calls import Calls
 from attention.cuda.step import Kind, Step, put
@@ -41,6 +40,7 @@ from attention.indexer.split import (
     workspace_rows,
 )
 from attention.layouts import INDEX_DIM, IndexCache
+from attention.page import PAGE_SIZE
 from attention.workspace import workspace_factor
 from parallel.row_shard import narrow, rank_window
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE
 from attention.kernels import triton_attend, triton_gather, triton_remap, triton_score, triton_topk
 from attention.kernels.triton import device_facts
 from attention.layouts import NOPE_DIM, IndexCache, LatentCache
+from attention.page import PAGE_SIZE
 
 Take = Callable[..., Tensor]
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.layouts import INDEX_AMAX_FLOOR, NOPE_DIM, IndexCache, LatentCache, load_index, load_latent, quantise
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 
 

@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE
 from attention.kernels.triton_gather import latent_views, load_nope, load_rope
 from attention.layouts import NOPE_DIM, ROPE_DIM, TILE
+from attention.page import PAGE_SIZE
 
 _NOPE = tl.constexpr(NOPE_DIM)
 _ROPE = tl.constexpr(ROPE_DIM)

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE
 from attention.layouts import (
     INDEX_DIM,
     INDEX_PAGE_BYTES,
@@ -33,6 +32,7 @@ from attention.layouts import (
     IndexCache,
     LatentCache,
 )
+from attention.page import PAGE_SIZE
 
 ROWS = 8
 WARPS = 4

@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.layouts import INDEX_DIM, INDEX_PAGE_BYTES, INDEX_SCALE_AT, IndexCache
+from attention.page import PAGE_SIZE
 
 KEYS = 128
 ROWS = 32

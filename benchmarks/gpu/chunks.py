@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.cuda.choice import DEEPGEMM, Choice
 from attention.cuda.indexer import CANDIDATE_FLOATS, ChunkedIndexer
 from attention.cuda.library import LibraryCalls
@@ -23,6 +23,7 @@ from attention.geometry import Geometry
 from attention.indexer.split import LOGIT_BYTES
 from attention.kernels import triton as served
 from attention.layouts import INDEX_AMAX_FLOOR, INDEX_DIM, LATENT_DIM, NOPE_DIM, LatentCache, quantise
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from benchmarks.gpu.bench import Bench, Line, off_by, optional
 from benchmarks.gpu.index import index_cache

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE
 from attention.kernels import triton as served
 from attention.kernels import triton_attend, triton_gather, triton_remap
 from attention.layouts import INDEX_DIM, LATENT_DIM, NOPE_DIM, PACKED_BYTES, LatentCache, load_latent, pack_latent
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from attention.topk_remap import PagedRows, WorkspaceRows
 from attention.topk_remap import remap as plain_remap

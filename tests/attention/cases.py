@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.layouts import (
     INDEX_PAGE_BYTES,
     LATENT_DIM,
@@ -18,6 +18,7 @@ from attention.layouts import (
     store_index,
     store_latent,
 )
+from attention.page import PAGE_SIZE
 
 INDEX_KINDS = ("float32", "bfloat16", "fp8")
 LATENT_KINDS = ("float32", "bfloat16", "fp8_packed")

@@ -26,11 +26,12 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.server_args import ServerArgs
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.cuda import backend as ours
 from attention.cuda.choice import ChoiceError
 from attention.kernels import reference
 from attention.layouts import IndexCache, LatentCache, load_index, store_index, store_latent
+from attention.page import PAGE_SIZE
 from glm_runtime import config, hooks, plugin
 from tests.attention.cuda_reference import ascending, plain_attention, slots_of, whole
 from tests.attention.triton_interpreter import repair

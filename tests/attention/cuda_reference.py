@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.cuda.step import Step
 from attention.kernels import reference
 from attention.layouts import NOPE_DIM, IndexCache, LatentCache, load_index, load_latent, quantise, store_index
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from attention.topk_remap import PagedRows, WorkspaceRows, remap
 from tests.attention.cases import Case, make

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from attention import paged, shard_check
-from attention.batch import PAGE_SIZE, AttentionBatch, Part
+from attention.batch import AttentionBatch, Part
 from attention.geometry import Geometry
 from attention.indexer import ragged
 from attention.layouts import LatentCache
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from attention.shards import ShardedCache, Shards
 from attention.workspace_slot import Workspace

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,13 @@ def test_refused_before_sglang_is_loaded(flags: list[str], words: list[str]) -> 
 
 def test_threads_from_the_environment_are_checked() -> None:
     refused(launch(env={"OMP_NUM_THREADS": "all"}), "OMP_NUM_THREADS", "all")
+
+
+def test_the_launcher_is_quick_to_load() -> None:
+    """A child process loads it first, and asks only then to die with its parent."""
+    code = "import sys, glm_runtime.launch_server; print([m for m in ('sglang', 'torch', 'numba') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_another_platform_in_the_environment() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.batch import PAGE_SIZE
 from attention.layouts import (
     E4M3_MAX,
     INDEX_PAGE_BYTES,
@@ -29,6 +28,7 @@ from attention.layouts import (
     store_index,
     unpack_latent,
 )
+from attention.page import PAGE_SIZE
 
 
 def check(case: dict[str, Any]) -> str | None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from attention.batch import PAGE_SIZE, AttentionBatch
+from attention.batch import AttentionBatch
 from attention.indexer import ragged
 from attention.indexer.numerics import IndexerWeights, project
 from attention.kernels.reference import scores
 from attention.layouts import IndexCache
+from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 
 TOLERANCE = 2e-5
