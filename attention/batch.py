@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention.page import PAGE_SIZE
+from attention.sizes import PAGE_SIZE
 
 
 @dataclass(frozen=True)

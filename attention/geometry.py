@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from attention.sizes import step_rows
 
-from attention.shards import Shards
+if TYPE_CHECKING:  # the planner loads this module without torch
+    import torch
 
-Exchange = Callable[[torch.Tensor, Sequence[int]], None]
+    from attention.shards import Shards
+
+    Exchange = Callable[[torch.Tensor, Sequence[int]], None]
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,5 @@ class Geometry:
             )
 
     def step_rows(self, rows: int) -> int:
-        """`rows` of a workspace, cut to what a step can fill: contexts of all requests, or every slot of the pool.
-
-        NOTE: contexts that share a prefix count it once each, so a step may hold more rows than the pool; it then
-        takes one request group more. A single context always fits the pool.
-        """
-        return max(1, min(rows, self.max_requests * self.context_rows, self.pool_tokens))
+        """`rows` of a workspace, cut to what a step can fill (`attention.sizes.step_rows`)."""
+        return step_rows(rows, self.max_requests, self.context_rows, self.pool_tokens)

@@ -31,19 +31,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention.page import PAGE_SIZE
-
-NOPE_DIM = 512
-ROPE_DIM = 64
-LATENT_DIM = NOPE_DIM + ROPE_DIM
-TILE = 128
-SCALE_AT = NOPE_DIM
-ROPE_AT = SCALE_AT + 4 * (NOPE_DIM // TILE)
-PACKED_BYTES = ROPE_AT + 2 * ROPE_DIM
-
-INDEX_DIM = 128
-INDEX_SCALE_AT = PAGE_SIZE * INDEX_DIM
-INDEX_PAGE_BYTES = INDEX_SCALE_AT + 4 * PAGE_SIZE
+from attention.sizes import (
+    INDEX_DIM,
+    INDEX_PAGE_BYTES,
+    INDEX_SCALE_AT,
+    LATENT_DIM,
+    NOPE_DIM,
+    PACKED_BYTES,
+    PAGE_SIZE,
+    ROPE_AT,
+    SCALE_AT,
+    TILE,
+)
 
 E4M3_MAX = 448.0
 INDEX_AMAX_FLOOR = 1e-4

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from attention import kernels
 from attention.batch import AttentionBatch
-from attention.layouts import NOPE_DIM, ROPE_DIM, LatentCache
+from attention.layouts import LatentCache
 from attention.scratch import Scratch
 from attention.shards import ShardedCache
+from attention.sizes import NOPE_DIM, ROPE_DIM
 
 READS_SHARDS = True
 

@@ -22,8 +22,8 @@ from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
 from attention.layouts import IndexCache, LatentCache
-from attention.page import PAGE_SIZE
 from attention.shards import ShardedCache, Shards
+from attention.sizes import PAGE_SIZE
 from parallel.dcp import page_tokens
 
 Cache = TypeVar("Cache")

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from attention import kernels, paged
 from attention.batch import AttentionBatch
-from attention.layouts import LATENT_DIM, NOPE_DIM, PACKED_BYTES, LatentCache, store_latent
-from attention.page import PAGE_SIZE
+from attention.layouts import LatentCache, store_latent
 from attention.scratch import Scratch
 from attention.shards import ShardedCache, Shards
+from attention.sizes import LATENT_DIM, NOPE_DIM, PACKED_BYTES, PAGE_SIZE
 from attention.topk_remap import WorkspaceRows, remap
 from parallel.collectives import all_gather_equal
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from attention import kernels
 from attention.batch import AttentionBatch
-from attention.layouts import LATENT_DIM, NOPE_DIM, LatentCache
-from attention.page import PAGE_SIZE
+from attention.layouts import LatentCache
 from attention.scratch import Scratch
+from attention.sizes import LATENT_DIM, NOPE_DIM, PAGE_SIZE
 from attention.topk_remap import Int32s, PagedRows, Placement, WorkspaceRows, remap
 from parallel.collectives import all_gather_equal, all_to_all
 from parallel.dcp import check_sharding, global_position, local_index, local_lengths, owner, page_tokens

@@ -35,10 +35,10 @@ from attention.batch import AttentionBatch, Part
 from attention.counters import PrefillCounters
 from attention.dense import page_runs
 from attention.geometry import Geometry
-from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_DIM, LatentCache
-from attention.page import PAGE_SIZE
+from attention.layouts import LatentCache
 from attention.scratch import Scratch
 from attention.shards import ShardedCache, Shards
+from attention.sizes import LATENT_DIM, NOPE_DIM, PAGE_SIZE, ROPE_DIM
 from attention.topk_remap import Int32s, PagedRows, WorkspaceRows, remap
 from attention.workspace import Group, plan_groups, workspace_factor, workspace_rows
 

@@ -26,20 +26,9 @@ from attention.indexer import ragged
 from attention.indexer.numerics import IndexerWeights, project, rope_interleaved, rope_tables
 from attention.kernels import cpu, reference
 from attention.kernels.topk import collect
-from attention.layouts import (
-    INDEX_DIM,
-    INDEX_PAGE_BYTES,
-    LATENT_DIM,
-    NOPE_DIM,
-    PACKED_BYTES,
-    ROPE_DIM,
-    IndexCache,
-    LatentCache,
-    store_index,
-    store_latent,
-)
-from attention.page import PAGE_SIZE
+from attention.layouts import IndexCache, LatentCache, store_index, store_latent
 from attention.scratch import Scratch
+from attention.sizes import INDEX_DIM, INDEX_PAGE_BYTES, LATENT_DIM, NOPE_DIM, PACKED_BYTES, PAGE_SIZE, ROPE_DIM
 from benchmarks.common import Ask, Report, interleave, measure_floor, median, parser, ratio
 
 HEADS = 8

@@ -32,8 +32,8 @@ from torch.multiprocessing.spawn import spawn
 from attention import paged
 from attention.batch import AttentionBatch
 from attention.indexer import ragged
-from attention.layouts import INDEX_DIM, LATENT_DIM
 from attention.scratch import Scratch
+from attention.sizes import INDEX_DIM, LATENT_DIM
 from benchmarks.attention import batch_of, index_cache, latent_cache
 from benchmarks.common import Ask, Report, median, parser
 from glm_runtime.model.config import is_full

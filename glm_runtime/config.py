@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from attention.page import PAGE_SIZE
+from attention.sizes import PAGE_SIZE
 from glm_runtime.errors import ConfigError as ConfigError
 from parallel.dcp import page_tokens
 

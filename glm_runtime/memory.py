@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attention.layouts import INDEX_DIM, INDEX_PAGE_BYTES, LATENT_DIM, NOPE_DIM, PACKED_BYTES, ROPE_DIM
-from attention.page import PAGE_SIZE
+from attention.sizes import INDEX_DIM, INDEX_PAGE_BYTES, LATENT_DIM, NOPE_DIM, PACKED_BYTES, PAGE_SIZE, ROPE_DIM
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 KINDS = (*ELEMENT_BYTES, "fp8_e4m3")

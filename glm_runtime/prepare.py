@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from attention import flags as attention_flags
-from attention.page import PAGE_SIZE
+from attention.sizes import PAGE_SIZE
 from glm_runtime import decode_ranks, drain, ending, health, ports, quiet, record, refuse
 from glm_runtime.cli import Options
 from glm_runtime.config import CRASH_DUMPS, PLUGIN, WHOLE_WEIGHTS, ConfigError, RuntimeConfig

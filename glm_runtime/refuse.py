@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention.backend_name import NAME
-from attention.page import PAGE_SIZE
+from attention.sizes import PAGE_SIZE
 from glm_runtime import decode_ranks
 from glm_runtime.config import ConfigError, RuntimeConfig
 from glm_runtime.memory import odd_width, pool_tokens, token_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attention.page import PAGE_SIZE
+from attention.sizes import PAGE_SIZE
 from glm_runtime.config import ConfigError, gpu_slots
 from glm_runtime.refuse import Rule, _in, _off, _one
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention import layouts
-from attention.page import PAGE_SIZE
+from attention.sizes import INDEX_PAGE_BYTES, LATENT_DIM, PAGE_SIZE
 from glm_runtime import memory
 
 CONFIG = {
@@ -34,10 +34,10 @@ def test_rows_as_documented(kind: str, latent: int, index: int) -> None:
 def test_rows_are_those_of_real_buffers() -> None:
     rows = layouts.pack_latent(torch.zeros(3, 512), torch.zeros(3, 64))
     assert rows.nbytes // 3 == memory.latent_row_bytes("fp8_e4m3")
-    page = layouts.IndexCache(torch.zeros(1, layouts.INDEX_PAGE_BYTES, dtype=torch.uint8), "fp8")
+    page = layouts.IndexCache(torch.zeros(1, INDEX_PAGE_BYTES, dtype=torch.uint8), "fp8")
     assert page.buffer.nbytes == page.slots * memory.index_row_bytes("fp8_e4m3")
     for kind, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        latent = layouts.LatentCache(torch.zeros(5, layouts.LATENT_DIM, dtype=dtype), kind)
+        latent = layouts.LatentCache(torch.zeros(5, LATENT_DIM, dtype=dtype), kind)
         assert latent.buffer.nbytes == 5 * memory.latent_row_bytes(kind)
 
 

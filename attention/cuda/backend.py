@@ -32,7 +32,8 @@ from attention.cuda.library import LibraryCalls
 from attention.cuda.prefill import GatheredPrefill
 from attention.cuda.step import Step
 from attention.geometry import Geometry
-from attention.layouts import NOPE_DIM, PACKED_BYTES, IndexCache, LatentCache
+from attention.layouts import IndexCache, LatentCache
+from attention.sizes import NOPE_DIM, PACKED_BYTES
 from parallel.collectives import all_gather_rows
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ from attention.indexer.split import (
     workspace_bytes,
     workspace_rows,
 )
-from attention.layouts import INDEX_DIM, IndexCache
-from attention.page import PAGE_SIZE
+from attention.layouts import IndexCache
+from attention.sizes import INDEX_DIM, PAGE_SIZE
 from attention.workspace import workspace_factor
 from parallel.row_shard import narrow, rank_window
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from attention.cuda.choice import Choice
 from attention.cuda.triton_calls import TritonCalls
 from attention.kernels import triton_remap
-from attention.layouts import INDEX_PAGE_BYTES, NOPE_DIM, PACKED_BYTES, IndexCache, LatentCache
-from attention.page import PAGE_SIZE
+from attention.layouts import IndexCache, LatentCache
+from attention.sizes import INDEX_PAGE_BYTES, NOPE_DIM, PACKED_BYTES, PAGE_SIZE
 
 INDEX_TOKEN_BYTES = INDEX_PAGE_BYTES // PAGE_SIZE
 DEEPGEMM_HEADS = 32

@@ -24,7 +24,8 @@ from attention.counters import PrefillCounters
 from attention.cuda.calls import Calls
 from attention.cuda.step import Step, put
 from attention.geometry import Geometry
-from attention.layouts import LATENT_DIM, NOPE_DIM, LatentCache
+from attention.layouts import LatentCache
+from attention.sizes import LATENT_DIM, NOPE_DIM
 from attention.workspace import plan_groups, workspace_bytes, workspace_factor, workspace_rows
 
 

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention.page import PAGE_SIZE
+from attention.sizes import PAGE_SIZE
 
 Kind = Literal["dense", "single", "gathered"]
 

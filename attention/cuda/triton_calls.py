@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attention.kernels import triton_attend, triton_gather, triton_remap, triton_score, triton_topk
 from attention.kernels.triton import device_facts
-from attention.layouts import NOPE_DIM, IndexCache, LatentCache
-from attention.page import PAGE_SIZE
+from attention.layouts import IndexCache, LatentCache
+from attention.sizes import NOPE_DIM, PAGE_SIZE
 
 Take = Callable[..., Tensor]
 

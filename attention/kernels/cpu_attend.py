@@ -17,8 +17,9 @@ from torch import Tensor
 from attention.batch import AttentionBatch
 from attention.kernels.sparse import copy, fill, put_row, tile, widen, widen_row
 from attention.kernels.vector import compiled, get_f32, get_i32, get_i64, put_f32, put_i64, stamp
-from attention.layouts import LATENT_DIM, NOPE_DIM, RAW, ROPE_DIM, LatentCache
+from attention.layouts import RAW, LatentCache
 from attention.scratch import Scratch
+from attention.sizes import LATENT_DIM, NOPE_DIM, ROPE_DIM
 
 
 @njit(nogil=True)

@@ -23,8 +23,9 @@ from torch import Tensor
 from attention.kernels.score import pack, quantise, scale_keys, score, widen
 from attention.kernels.topk import collect
 from attention.kernels.vector import compiled, get_f32, get_i32, get_i64, put_f32, put_i32, stamp
-from attention.layouts import INDEX_DIM, INDEX_PAGE_BYTES, INDEX_SCALE_AT, IndexCache
+from attention.layouts import IndexCache
 from attention.scratch import Scratch
+from attention.sizes import INDEX_DIM, INDEX_PAGE_BYTES, INDEX_SCALE_AT
 
 BLOCK = 64
 """Keys a block."""

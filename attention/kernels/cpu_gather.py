@@ -15,7 +15,8 @@ from torch import Tensor
 
 from attention.kernels.sparse import copy, narrow, widen_row
 from attention.kernels.vector import ask, compiled, get_i64, stamp
-from attention.layouts import LATENT_DIM, RAW, LatentCache, load_latent
+from attention.layouts import RAW, LatentCache, load_latent
+from attention.sizes import LATENT_DIM
 
 _COPY, _NARROW, _WIDEN, _PACKED = 0, 1, 2, 3
 _AHEAD = 4

@@ -25,8 +25,9 @@ from attention.kernels.cpu_slices import least_bytes, select_in_slices
 from attention.kernels.score import DIRECT, HALF, SMALL, load_page, quantise, scale_keys, score, widen
 from attention.kernels.topk import collect
 from attention.kernels.vector import compiled, get_i32, put_i32, stamp
-from attention.layouts import INDEX_PAGE_BYTES, INDEX_SCALE_AT, IndexCache
+from attention.layouts import IndexCache
 from attention.scratch import Scratch
+from attention.sizes import INDEX_PAGE_BYTES, INDEX_SCALE_AT
 
 # What is done to the queries before they are scored.
 _AS_IT_IS, _WIDEN, _QUANTISE_FLOAT, _QUANTISE_HALF = 0, 1, 2, 3

@@ -16,7 +16,7 @@ from numba import njit
 from attention.kernels.score import KEYS, SMALL, load_page, scale_keys, score
 from attention.kernels.topk import collect, order
 from attention.kernels.vector import get_i32, put_i32
-from attention.layouts import INDEX_SCALE_AT
+from attention.sizes import INDEX_SCALE_AT
 
 
 def least_bytes(topk: int) -> int:

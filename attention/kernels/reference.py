@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attention.batch import AttentionBatch
-from attention.layouts import INDEX_AMAX_FLOOR, NOPE_DIM, IndexCache, LatentCache, load_index, load_latent, quantise
-from attention.page import PAGE_SIZE
+from attention.layouts import INDEX_AMAX_FLOOR, IndexCache, LatentCache, load_index, load_latent, quantise
 from attention.scratch import Scratch
+from attention.sizes import NOPE_DIM, PAGE_SIZE
 
 
 def scores(q: Tensor, head_weights: Tensor, keys: Tensor, key_scale: Tensor | None = None) -> Tensor:

@@ -32,7 +32,8 @@ from attention.kernels.vector import (
     put_i32,
     small_floats,
 )
-from attention.layouts import E4M3_MAX, INDEX_AMAX_FLOOR, INDEX_DIM
+from attention.layouts import E4M3_MAX, INDEX_AMAX_FLOOR
+from attention.sizes import INDEX_DIM
 
 KEYS = 64
 HEADS = 4

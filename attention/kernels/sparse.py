@@ -32,7 +32,7 @@ from attention.kernels.vector import (
     put_rounded,
     small_floats,
 )
-from attention.layouts import LATENT_DIM, NOPE_DIM, ROPE_AT, ROPE_DIM, SCALE_AT, TILE
+from attention.sizes import LATENT_DIM, NOPE_DIM, ROPE_AT, ROPE_DIM, SCALE_AT, TILE
 
 KEYS = 64
 HEADS = 4

@@ -23,8 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.kernels.triton_gather import latent_views, load_nope, load_rope
-from attention.layouts import NOPE_DIM, ROPE_DIM, TILE
-from attention.page import PAGE_SIZE
+from attention.sizes import NOPE_DIM, PAGE_SIZE, ROPE_DIM, TILE
 
 _NOPE = tl.constexpr(NOPE_DIM)
 _ROPE = tl.constexpr(ROPE_DIM)

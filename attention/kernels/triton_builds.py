@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from attention.kernels import triton_attend, triton_gather, triton_remap, triton_score, triton_topk
-from attention.layouts import INDEX_DIM
+from attention.sizes import INDEX_DIM
 
 CAPABILITIES = (90, 100)
 SHARED_LIMIT = 227 * 1024

@@ -18,21 +18,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.layouts import (
+from attention.layouts import IndexCache, LatentCache
+from attention.sizes import (
     INDEX_DIM,
     INDEX_PAGE_BYTES,
     INDEX_SCALE_AT,
     LATENT_DIM,
     NOPE_DIM,
     PACKED_BYTES,
+    PAGE_SIZE,
     ROPE_AT,
     ROPE_DIM,
     SCALE_AT,
     TILE,
-    IndexCache,
-    LatentCache,
 )
-from attention.page import PAGE_SIZE
 
 ROWS = 8
 WARPS = 4

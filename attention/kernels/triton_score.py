@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.batch import AttentionBatch
-from attention.layouts import INDEX_DIM, INDEX_PAGE_BYTES, INDEX_SCALE_AT, IndexCache
-from attention.page import PAGE_SIZE
+from attention.layouts import IndexCache
+from attention.sizes import INDEX_DIM, INDEX_PAGE_BYTES, INDEX_SCALE_AT, PAGE_SIZE
 
 KEYS = 128
 ROWS = 32

@@ -22,9 +22,9 @@ from attention.cuda.triton_calls import TritonCalls
 from attention.geometry import Geometry
 from attention.indexer.split import LOGIT_BYTES
 from attention.kernels import triton as served
-from attention.layouts import INDEX_AMAX_FLOOR, INDEX_DIM, LATENT_DIM, NOPE_DIM, LatentCache, quantise
-from attention.page import PAGE_SIZE
+from attention.layouts import INDEX_AMAX_FLOOR, LatentCache, quantise
 from attention.scratch import Scratch
+from attention.sizes import INDEX_DIM, LATENT_DIM, NOPE_DIM, PAGE_SIZE
 from benchmarks.gpu.bench import Bench, Line, off_by, optional
 from benchmarks.gpu.index import index_cache
 from benchmarks.gpu.latent import SCALE, latent_buffer

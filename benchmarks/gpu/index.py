@@ -16,9 +16,9 @@ from torch import Tensor
 from attention.batch import AttentionBatch
 from attention.kernels import reference, triton_score, triton_topk
 from attention.kernels import triton as served
-from attention.layouts import INDEX_AMAX_FLOOR, INDEX_DIM, INDEX_PAGE_BYTES, IndexCache, quantise, store_index
-from attention.page import PAGE_SIZE
+from attention.layouts import INDEX_AMAX_FLOOR, IndexCache, quantise, store_index
 from attention.scratch import Scratch
+from attention.sizes import INDEX_DIM, INDEX_PAGE_BYTES, PAGE_SIZE
 from benchmarks.gpu.bench import BF16, Bench, Line, off_by, optional
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from attention.kernels import triton as served
 from attention.kernels import triton_attend, triton_gather, triton_remap
-from attention.layouts import INDEX_DIM, LATENT_DIM, NOPE_DIM, PACKED_BYTES, LatentCache, load_latent, pack_latent
-from attention.page import PAGE_SIZE
+from attention.layouts import LatentCache, load_latent, pack_latent
 from attention.scratch import Scratch
+from attention.sizes import INDEX_DIM, LATENT_DIM, NOPE_DIM, PACKED_BYTES, PAGE_SIZE
 from attention.topk_remap import PagedRows, WorkspaceRows
 from attention.topk_remap import remap as plain_remap
 from benchmarks.gpu.bench import BF16, FP8, Bench, Line, off_by, optional

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
-
 from attention.cuda.choice import ChoiceError, Machine, choose
 from attention.flags import CPU_MAX_LOGITS_MB, AttentionFlags
-from attention.geometry import Geometry
 from attention.indexer.split import DEFAULT_MAX_LOGITS_MB, logits_elements
+from attention.sizes import step_rows
 from glm_runtime import memory
 from glm_runtime.plan.devices import Device
 from glm_runtime.plan.shapes import Model, PlanError
@@ -252,18 +250,8 @@ class Setup:
         """Whether prefill contexts are gathered into the workspace."""
         return self.reads[0] == "workspace"
 
-    def geometry(self, pool_tokens: int) -> Geometry:
-        """Sizes of one rank's attention with a pool of so many tokens."""
+    def step_rows(self, rows: int, pool_tokens: int) -> int:
+        """`rows` of a workspace, cut to what a step of this launch with a pool of so many tokens can fill."""
         seqs = self.ledger_flags.max_num_seqs
         assert seqs is not None
-        return Geometry(
-            max_model_len=self.position_limit,
-            max_requests=seqs,
-            pool_tokens=pool_tokens,
-            topk=self.model["index_topk"],
-            index_heads=self.model["index_n_heads"],
-            index_dim=self.model["index_head_dim"],
-            dtype=torch.float32 if self.kv == "float32" else torch.bfloat16,
-            index_kind="fp8",
-            latent_kind=self.latent_kind,
-        )
+        return step_rows(rows, seqs, self.position_limit, pool_tokens)

@@ -75,9 +75,8 @@ def size(setup: Setup) -> Size:
     capacity = max(0, int(room / token) // PAGE * PAGE)
     kept: Size | None = None
     for _ in range(3):  # smaller buffers leave a larger pool, which bounds the buffers
-        fit = setup.geometry(capacity)
-        index_kept = fit.step_rows(index_rule) if setup.qchunk else 0
-        prefill_kept = fit.step_rows(prefill_rule) if setup.gathers else 0
+        index_kept = setup.step_rows(index_rule, capacity) if setup.qchunk else 0
+        prefill_kept = setup.step_rows(prefill_rule, capacity) if setup.gathers else 0
         kept = Size(
             weights=weight_bytes(setup),
             token=token,

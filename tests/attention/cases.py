@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from attention.batch import AttentionBatch
-from attention.layouts import (
-    INDEX_PAGE_BYTES,
-    LATENT_DIM,
-    NOPE_DIM,
-    PACKED_BYTES,
-    IndexCache,
-    LatentCache,
-    store_index,
-    store_latent,
-)
-from attention.page import PAGE_SIZE
+from attention.layouts import IndexCache, LatentCache, store_index, store_latent
+from attention.sizes import INDEX_PAGE_BYTES, LATENT_DIM, NOPE_DIM, PACKED_BYTES, PAGE_SIZE
 
 INDEX_KINDS = ("float32", "bfloat16", "fp8")
 LATENT_KINDS = ("float32", "bfloat16", "fp8_packed")

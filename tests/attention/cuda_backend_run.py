@@ -31,7 +31,7 @@ from attention.cuda import backend as ours
 from attention.cuda.choice import ChoiceError
 from attention.kernels import reference
 from attention.layouts import IndexCache, LatentCache, load_index, store_index, store_latent
-from attention.page import PAGE_SIZE
+from attention.sizes import PAGE_SIZE
 from glm_runtime import config, hooks, plugin
 from tests.attention.cuda_reference import ascending, plain_attention, slots_of, whole
 from tests.attention.triton_interpreter import repair

@@ -11,9 +11,9 @@ from torch import Tensor
 from attention.batch import AttentionBatch
 from attention.cuda.step import Step
 from attention.kernels import reference
-from attention.layouts import NOPE_DIM, IndexCache, LatentCache, load_index, load_latent, quantise, store_index
-from attention.page import PAGE_SIZE
+from attention.layouts import IndexCache, LatentCache, load_index, load_latent, quantise, store_index
 from attention.scratch import Scratch
+from attention.sizes import NOPE_DIM, PAGE_SIZE
 from attention.topk_remap import PagedRows, WorkspaceRows, remap
 from tests.attention.cases import Case, make
 

@@ -18,6 +18,7 @@ def _rank(rank: int, ranks: int, folder: str, function: Callable[..., Any], argu
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:
         torch.save(function(rank, ranks, *arguments), Path(folder) / f"{rank}.pt")
+        dist.barrier()  # who leaves early closes connections that a slow rank is still making
     finally:
         dist.destroy_process_group()
 

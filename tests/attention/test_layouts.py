@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 
 from attention.kernels import cpu
 from attention.layouts import (
-    INDEX_PAGE_BYTES,
-    INDEX_SCALE_AT,
-    PACKED_BYTES,
     IndexCache,
     LatentCache,
     load_index,
@@ -22,6 +19,7 @@ from attention.layouts import (
     store_latent,
     unpack_latent,
 )
+from attention.sizes import INDEX_PAGE_BYTES, INDEX_SCALE_AT, PACKED_BYTES
 from tests.attention.cases import LATENT_KINDS, poisoned_index, poisoned_latent
 
 

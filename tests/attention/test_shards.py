@@ -15,9 +15,9 @@ from attention.batch import AttentionBatch, Part
 from attention.geometry import Geometry
 from attention.indexer import ragged
 from attention.layouts import LatentCache
-from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
 from attention.shards import ShardedCache, Shards
+from attention.sizes import PAGE_SIZE
 from attention.workspace_slot import Workspace
 from parallel.collectives import sub_group
 from parallel.dcp import local_index, owner, page_tokens

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,3 +171,11 @@ def test_what_cannot_be_planned(more: list[str], text: str, capsys: pytest.Captu
     assert main([*ARGUMENTS, *more]) == 2
     told = capsys.readouterr().err
     assert text in told and re.fullmatch(r"glm_runtime\.plan: error: [^\n]+\n", told)
+
+
+@pytest.mark.parametrize("module", ["plan", "simulate"])
+def test_only_pure_modules_are_loaded(module: str) -> None:
+    heavy = ("sglang", "torch", "numba")
+    code = f"import sys, glm_runtime.{module}.__main__; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -14,21 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.layouts import (
-    E4M3_MAX,
-    INDEX_PAGE_BYTES,
-    INDEX_SCALE_AT,
-    NOPE_DIM,
-    ROPE_AT,
-    SCALE_AT,
-    TILE,
-    IndexCache,
-    load_index,
-    pack_latent,
-    store_index,
-    unpack_latent,
-)
-from attention.page import PAGE_SIZE
+from attention.layouts import E4M3_MAX, IndexCache, load_index, pack_latent, store_index, unpack_latent
+from attention.sizes import INDEX_PAGE_BYTES, INDEX_SCALE_AT, NOPE_DIM, PAGE_SIZE, ROPE_AT, SCALE_AT, TILE
 
 
 def check(case: dict[str, Any]) -> str | None:

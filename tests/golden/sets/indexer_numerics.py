@@ -11,8 +11,8 @@ from attention.indexer import ragged
 from attention.indexer.numerics import IndexerWeights, project
 from attention.kernels.reference import scores
 from attention.layouts import IndexCache
-from attention.page import PAGE_SIZE
 from attention.scratch import Scratch
+from attention.sizes import PAGE_SIZE
 
 TOLERANCE = 2e-5
 
