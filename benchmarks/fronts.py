@@ -175,13 +175,14 @@ def load(arm: str, urls: dict[str, str], requests: int, tokens: int, concurrency
 def main() -> int:
     """The benchmark itself."""
     made = parser("HTTP streaming against ZMQ on the same server")
-    made.add_argument("--requests", type=int, help="of each arm and round (default 1500; quick 300)")
+    made.add_argument("--requests", type=int, help="of each arm and round (default 4000; quick 300)")
     made.add_argument("--tokens", type=int, default=8, help="of each request (default 8)")
     made.add_argument("--concurrency", type=int, default=64, help="requests at a time (default 64)")
+    made.add_argument("--policy", default="vllm-ledger", help="of the server (default vllm-ledger)")
     made.add_argument("--rounds", type=int, help="default 3; quick 2")
     made.add_argument("--layers", type=int, default=1, help="layers of the tiny model (default 1)")
     options = made.parse_args()
-    requests = options.requests or (300 if options.quick else 1500)
+    requests = options.requests or (300 if options.quick else 4000)
     rounds = options.rounds or (2 if options.quick else 3)
     report = Report("fronts", options)
 
@@ -189,7 +190,7 @@ def main() -> int:
 
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     cut = json.dumps({"num_hidden_layers": options.layers, "indexer_types": ["full"] * options.layers})
-    flags = ["--policy", "sglang", "--zmq-endpoint", endpoint, "--log-level", "warning"]
+    flags = ["--policy", options.policy, "--zmq-endpoint", endpoint, "--log-level", "warning"]
     flags += ["--json-model-override-args", cut, "--max-running-requests", str(options.concurrency)]
     with Server(*flags) as server:
         assert server.process is not None

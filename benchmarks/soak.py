@@ -8,7 +8,8 @@ vanish     its connection closes in mid-answer; a new client takes its place
 hostile    rubbish frames, pickles, messages beyond the size limit, other protocols on the port, all through the run
 
 Asked of it: each ordinary request is answered, once and as alone; at the end nothing is in flight, every KV token is
-free or cached, and the server's processes are no larger than after the first fifth of the run.
+free or cached, and the server's processes are no larger than after the first fifth of the run. Before the full form,
+prompts as large as the KV cache touch each of its pages once: memory asked for and not yet written is no leak.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from glm_runtime.gateway.protocol import TAG
 PROMPTS = 48
 TOKENS = (1, 4, 12, 24)
 GROWTH_MB = 32.0
+LONG_PROMPT = 2048
 SHARES = (("ordinary", 0.8), ("abort", 0.1), ("vanish", 0.1))
 
 
@@ -86,6 +88,13 @@ class Run:
         with Client(self.endpoint) as client:
             for number in range(PROMPTS):
                 self.solo[number] = client.generate(prompt(number), **sampling(number)).output_ids
+
+    async def touch(self, tokens: int, longest: int) -> None:
+        """Write `tokens` rows of the KV cache, by prompts of at most `longest`."""
+        async with AsyncClient(self.endpoint, timeout=600) as client:
+            sizes = [longest] * (tokens // longest)
+            ids = [[65 + number, *(65 + place % 57 for place in range(size - 1))] for number, size in enumerate(sizes)]
+            await asyncio.gather(*(client.generate(given, max_new_tokens=1) for given in ids))
 
     async def all(self) -> None:
         """Every client at once, and the hostile ones beside them."""
@@ -176,10 +185,21 @@ class Run:
         )
 
 
-def run(server: Any, endpoint: str, clients: int, requests: int, seed: int = 1, message_limit: int = 8 << 20) -> Soak:
-    """Soak a running server (tests/servers.py) at `endpoint`."""
+def run(
+    server: Any,
+    endpoint: str,
+    clients: int,
+    requests: int,
+    seed: int = 1,
+    message_limit: int = 8 << 20,
+    touch: bool = False,
+) -> Soak:
+    """Soak a running server (tests/servers.py) at `endpoint`; `touch`: write each page of its KV cache first."""
     work = Run(endpoint, clients, requests, seed, message_limit)
     work.alone()
+    if touch:
+        total = server.get("/policy")["knobs"]["step_totals"]["kv_tokens"]["total"]
+        asyncio.run(work.touch(total, LONG_PROMPT))
     work.left = requests // 5
     asyncio.run(work.all())
     before = memory_mb(server)
@@ -217,7 +237,7 @@ def main() -> int:
 
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     with Server("--policy", options.policy, "--zmq-endpoint", endpoint, "--zmq-max-message-mb", "1") as server:
-        soak = run(server, endpoint, clients, requests, options.seed, 1 << 20)
+        soak = run(server, endpoint, clients, requests, options.seed, 1 << 20, not options.quick)
         alive = server.process is not None and server.process.poll() is None
     for name in ("ordinary", "abort", "vanish", "hostile"):
         report.figure(f"{name}", soak.counts[name])
