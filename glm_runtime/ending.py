@@ -59,6 +59,17 @@ def fail(text: object, code: int = 2) -> NoReturn:
     raise SystemExit(code)
 
 
+def leave(code: int) -> NoReturn:
+    """End this process now, children being gone already.
+
+    NOTE: the usual end of a failed start can wait for ever: what SGLang had made is torn down, and a ZMQ context waits
+    in its destructor until its sockets' last messages have reached peers that are no more.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent ends, however it ends. Linux; elsewhere nothing is done."""
     if sys.platform != "linux":

@@ -14,6 +14,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -154,7 +155,11 @@ def serve(options: Options, given: Given) -> None:
             f"on cores {os.environ['SGLANG_CPU_OMP_THREADS_BIND']}",
             flush=True,
         )
-    run(server_args)
+    try:
+        run(server_args)
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 @contextlib.contextmanager
@@ -229,7 +234,13 @@ def run(server_args: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SystemExit as stop:
+        ending.leave(stop.code if isinstance(stop.code, int) else 0)
+    except Exception:
+        traceback.print_exc()
+        ending.leave(1)
 elif __name__ == "__mp_main__":
     # A child process imports this module first: from here on it dies with us, also while it still imports SGLang.
     # A terminal's Ctrl-C reaches it too; what then happens is the launcher's to decide.
