@@ -56,6 +56,12 @@ def test_the_installed_example_is_listed_and_resolved(place: Path) -> None:
     assert described["slots"]["indexer"] == "ragged"
 
 
+def present(server: Server) -> int:
+    """Requests that run or wait in the scheduler."""
+    (load,) = server.get("/v1/loads")["loads"]
+    return int(load["num_running_reqs"] + load["num_waiting_reqs"])
+
+
 @pytest.mark.slow
 @pytest.mark.server
 def test_served_it_reports_itself_and_prefills_the_newest_first(place: Path) -> None:
@@ -72,11 +78,14 @@ def test_served_it_reports_itself_and_prefills_the_newest_first(place: Path) -> 
             server.generate([ord(name)] * 5, tokens)
             finished.append(name)
 
-        threads = [threading.Thread(target=ask, args=("A", 400))]
-        threads += [threading.Thread(target=ask, args=(name, 20)) for name in "BCD"]
-        for thread in threads:  # B, C and D come in this order while A holds the only place
+        threads = [threading.Thread(target=ask, args=("A", 800))]
+        threads += [threading.Thread(target=ask, args=(name, 40)) for name in "BCD"]
+        for count, thread in enumerate(threads, 1):  # B, C and D come in this order while A holds the only place
             thread.start()
-            time.sleep(0.3)
+            end = time.monotonic() + 60
+            while present(server) < count and not finished:
+                assert time.monotonic() < end, "the server does not count it"
+                time.sleep(0.02)
         assert finished == [], "A ended before the others had arrived: give it more tokens"
         for thread in threads:
             thread.join(timeout=120)
