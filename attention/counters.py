@@ -11,9 +11,8 @@ from typing import Any
 
 @dataclass(slots=True)
 class IndexerCounters:
-    """Of a `qchunk` indexer. `dense_rows` stays None where the attention backend counts them."""
+    """Of a `qchunk` indexer. Who takes the dense branch counts its rows: on CPU the attention backend."""
 
-    dense_rows: int | None = None
     paged_rows: int = 0
     gathered_rows: int = 0
     sharded_rows: int = 0
@@ -23,11 +22,10 @@ class IndexerCounters:
 
     def facts(self) -> dict[str, Any]:
         """Rows by the way they took, and the work, as plain JSON values."""
-        rows = {"paged": self.paged_rows, "gathered": self.gathered_rows, "sharded": self.sharded_rows}
-        if self.dense_rows is not None:
-            rows["dense"] = self.dense_rows
-        work = {"chunks": self.chunks, "gathers": self.gathers, "key_slices": self.key_slices}
-        return {"indexer_rows": rows, "indexer_work": work}
+        return {
+            "indexer_rows": {"paged": self.paged_rows, "gathered": self.gathered_rows, "sharded": self.sharded_rows},
+            "indexer_work": {"chunks": self.chunks, "gathers": self.gathers, "key_slices": self.key_slices},
+        }
 
 
 @dataclass(slots=True)

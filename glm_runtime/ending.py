@@ -9,6 +9,7 @@ The child's traceback stays in the log; the last line on standard error is ours.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -59,15 +60,19 @@ def fail(text: object, code: int = 2) -> NoReturn:
     raise SystemExit(code)
 
 
-def leave(code: int) -> NoReturn:
-    """End this process now, children being gone already.
+def leave(code: object) -> NoReturn:
+    """End this process now, children being gone already. `code` as `sys.exit` takes it: None, a number, or a text.
 
     NOTE: the usual end of a failed start can wait for ever: what SGLang had made is torn down, and a ZMQ context waits
     in its destructor until its sockets' last messages have reached peers that are no more.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a reader that has gone
+            stream.flush()
+    os._exit(code or 0)
 
 
 def die_with_parent() -> None:

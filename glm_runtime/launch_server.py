@@ -237,7 +237,7 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as stop:
-        ending.leave(stop.code if isinstance(stop.code, int) else 0)
+        ending.leave(stop.code)
     except Exception:
         traceback.print_exc()
         ending.leave(1)

@@ -139,3 +139,14 @@ def test_only_the_reason_of_a_usage_error_remains(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "a warning\n"
     with pytest.raises(SystemExit), usage_errors():
         parser.parse_args(["--help"])
+
+
+@pytest.mark.parametrize(("code", "ends", "said"), [("None", 0, ""), ("3", 3, ""), ("'why'", 1, "why\n")])
+def test_leave_ends_as_sys_exit_does(code: str, ends: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"from glm_runtime import ending; print('out'); ending.leave({code})"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (ends, "out\n", said)

